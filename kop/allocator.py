@@ -41,10 +41,10 @@ def _libc() -> ctypes.CDLL | None:
 
 @cache
 def keep_large_buffers(free_bytes: int = 64 << 20) -> None:
-    """Have buffers of up to 32 MiB come from the heap, and let the heap keep up to `free_bytes` of free memory.
+    """Make buffers of up to 32 MiB come from the heap, and make the heap keep up to `free_bytes` of free memory.
 
     It holds for the whole process. A process whose large buffers come and go by the gigabyte, as those of a cache do
-    when topics are deleted, pays for fresh pages again and again where it keeps less than that.
+    when topics are deleted, pays for fresh pages again and again if it keeps less than that.
     """
     if (libc := _libc()) is not None:
         libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
@@ -53,7 +53,7 @@ def keep_large_buffers(free_bytes: int = 64 << 20) -> None:
 
 
 def share_arenas(arenas: int = 2) -> None:
-    """Let all threads share so many arenas. To be called before the first thread is started."""
+    """Make all threads share this number of malloc's arenas. To be called before the first thread is started."""
     if (libc := _libc()) is not None:
         libc.mallopt(_M_ARENA_MAX, arenas)
 

@@ -97,11 +97,12 @@ class MemoryStore(Protocol):
 
 
 def run(config: Config, *, worker: int | None = None, serves: Callable[[Config, Serving], None] | None = None) -> None:
-    """Serve until SIGINT or SIGTERM; returns when everything is stopped and synced. `serves` is called once it serves.
+    """Serve until SIGINT or SIGTERM; returns when everything is stopped and synced. `serves` is called once the broker
+    serves.
 
     `worker`: the number of this process among several that share the listeners.
 
-    KopError where storage cannot be opened, OSError where an address cannot be bound.
+    KopError if storage cannot be opened, OSError if an address cannot be bound.
     """
     _log_to_stderr(config)
     allocator.keep_large_buffers(max(config.kop_cache_bytes, 64 << 20))
@@ -169,8 +170,8 @@ def _run_worker(config: Config, served: Synchronized[int], index: int) -> None:
 
 
 def _leave_alone_what_is_there() -> None:
-    """Exclude all present objects from Python's garbage collection, since they stay, and have it look at later ones
-    less often.
+    """Exclude all present objects from Python's garbage collection, since they stay, and let it look at later ones less
+    often.
     """
     gc.collect()
     gc.freeze()
@@ -407,7 +408,7 @@ async def start(
 
 
 async def with_security(config: Config, work: Callable[[SecurityState], Awaitable[T] | T]) -> T:
-    """Return what `work` gives of the users and ACLs of a store that no broker has open. KopError if one has."""
+    """Return the result of `work` on the users and ACLs of a store. KopError if a broker has the store open."""
     broker_configs = BrokerConfigs(config.table())
     topic_configs = TopicConfigs(broker_configs)
     async with AsyncExitStack() as stack:
@@ -469,7 +470,9 @@ async def _open_engine(
 
 
 def _pulsar_token_check(config: Config, engine: Engine, keys: KeySources) -> TokenCheck | None:
-    """Return what says whose a token of Pulsar is; None if clients may not log in with such."""
+    """Return the check that finds the identity in a token of Pulsar; None if clients may not log in with such
+    tokens.
+    """
     if not config.kop_pulsar_tokens:
         return None
     from kop.security.pulsar_tokens import pulsar_tokens  # noqa: PLC0415 - cryptography, for those who want it
@@ -478,8 +481,8 @@ def _pulsar_token_check(config: Config, engine: Engine, keys: KeySources) -> Tok
 
 
 def _membership(config: Config, gateway: Gateway, *, has_namespaces: bool) -> TenantMembership | None:
-    """Return what says to which tenant clients belong; None if there are no tenants. ConfigError if the rules are
-    wrong.
+    """Return the object that tells to which tenant clients belong; None if there are no tenants. ConfigError if the
+    rules are wrong.
     """
     if not config.of(SecuritySettings).has_tenants:
         return None

@@ -43,12 +43,12 @@ async def repeat(
     failed: Failed | None = None,
     kind: str | None = None,
 ) -> None:
-    """Do `work` in rounds, each `every` seconds after the end of the last one, until the caller cancels this.
+    """Call `work` in rounds, each `every` seconds after the end of the last one, until the caller cancels this.
 
     No exception ends it. A round takes `limit` seconds at most; then it is cancelled and counts as failed with a
     TimeoutError. `failed` is called with each failure; without it `what` (such as "the listing of topics") is logged
     with the error: a KopError or a TimeoutError as one line, all else, which is a fault of this program, with its
-    traceback. `kind` is given where `what` varies; see `tell`.
+    traceback. `kind` is given if `what` varies; see `tell`.
     """
     while True:
         await asyncio.sleep(every() if callable(every) else every)
@@ -67,7 +67,7 @@ async def for_each(
     limit: float,
     failed: Callable[[T, Exception], None],
 ) -> None:
-    """Do `work` for each item, `at_once` of them side by side, each within `limit` seconds.
+    """Call `work` for each item, `at_once` of them side by side, each within `limit` seconds.
 
     `failed` is called with an item whose work fails or takes longer (TimeoutError). The others go on.
     """
@@ -97,11 +97,12 @@ async def retried(
     seconds: float,
     waiting: Callable[[str], None] | None = None,
 ) -> T:
-    """Do `work` until it succeeds. Raises its error where `passes` says no, or `seconds` after the first failure.
+    """Call `work` until it succeeds, and return its result. Raises its error if `passes` says that it will not pass, or
+    if `seconds` are over since the first failure.
 
     `what` completes "cannot ...". Pauses grow to 5 s. Each failure is a line in the log; `waiting` gets the same text.
-    With endless `seconds` nobody waits for it at a terminal: it is a line if it has failed for half a minute, and now
-    and then while that lasts.
+    With endless `seconds` nobody waits for it at a terminal: there is a line only if it has failed for half a minute,
+    and now and then while that lasts.
     """
     began = clock.monotonic()
 

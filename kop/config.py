@@ -178,9 +178,9 @@ class Config(
         overrides: Mapping[str, Any] | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> Config:
-        """Put the settings together: `overrides` (flags, by name), then `environ`, then the TOML `file`.
+        """Merge the settings: `overrides` (flags, by name) go before `environ`, and that before the TOML `file`.
 
-        Raises ConfigError with every problem found.
+        ConfigError if there are problems, with every one of them.
         """
         problems: list[str] = []
         layers = [

@@ -73,12 +73,12 @@ class BudgetShare:
             self.drop()
 
     def busy(self) -> None:
-        """Keep the share from being dropped: somebody waits for what it holds."""
+        """Mark the share as in use, so that it is not dropped: somebody waits for what it holds."""
         self._pool.idle.pop(self, None)
 
     def idle(self) -> None:
-        """Let the share be dropped if room is needed: nobody waits for it. Of several such shares the one that is idle
-        longest goes first.
+        """Mark the share as not in use, so that it may be dropped if room is needed. Of several such shares the one
+        that is idle longest is dropped first.
         """
         if not self._ended:
             self._late = False
@@ -87,7 +87,7 @@ class BudgetShare:
             self._pool.wake()
 
     def end(self) -> None:
-        """Give the share back: its holder is closed."""
+        """Give the share's room back: its holder is closed."""
         self._pool.idle.pop(self, None)
         self._end_slow()
         if not self._ended:
@@ -183,7 +183,7 @@ class ReadBudget:
             pass
 
     def wake(self) -> None:
-        """Let the reader that waits longest look again if there is room."""
+        """Let the reader that has waited longest check again if there is room."""
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():

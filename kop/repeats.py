@@ -53,7 +53,7 @@ class Lasting:
         """The faults that are there, by key: the time at which each began, and the time at which it came last."""
 
     def lasts(self, key: object, now: float) -> bool:
-        """Take note that the fault `key` occurs now. Return true if it has lasted for half a minute."""
+        """Note that the fault `key` occurs now. Return true if it has lasted for half a minute."""
         began, seen = self._known.pop(key, (now, now))
         if now - seen > _QUIET_SECONDS:
             began = now

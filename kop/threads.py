@@ -81,7 +81,9 @@ class Threads(Executor):
         self._threads = [begin(f"{name}_{number}", self._work, self._one_ended) for number in range(count)]
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Have a thread call `fn`. RuntimeError if no more jobs are taken."""
+        """Call `fn` on a thread of the pool; returns the future of its result. RuntimeError if no more jobs are
+        accepted.
+        """
         if self._closed:
             raise RuntimeError("the threads have ended")
         future: Future[R] = Future()
@@ -89,7 +91,9 @@ class Threads(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more jobs, and end the threads when all jobs are done. Unlike others, this one cancels no jobs."""
+        """Accept no more jobs, and end the threads when all jobs are done. Unlike other pools, this one cancels no
+        jobs.
+        """
         self._closed = True
         for _ in self._threads:
             self._jobs.put(None)

@@ -24,7 +24,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait for a place among those that work at a time, and hold it inside the block."""
+        """Wait for one of the places that limit how many work at the same time, and hold it inside the block."""
         await self._places.acquire()
         held = True
 

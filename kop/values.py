@@ -37,7 +37,7 @@ class Settings(BaseModel):
     )
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
-        """Return what `repr` shows: no secret."""
+        """Return the fields that `repr` shows, without the values of secrets."""
         for name, value in super().__repr_args__():
             field = type(self).model_fields.get(name or "")
             yield name, "[hidden]" if field is not None and "password" in field.metadata and value else value

@@ -68,9 +68,9 @@ def fail(message: str) -> NoReturn:
 
 
 def note(message: str, file: TextIO | None = None) -> None:
-    """Print to stderr what is not the command's result, so that a pipe gets nothing but the result.
+    """Print a message to stderr, apart from the command's result, so that a pipe gets only the result.
 
-    `file` is stderr as it was, if somebody else has put something else in its place.
+    `file` is stderr as it was, if somebody else has replaced it.
     """
     click.echo(message, file, err=True)
 
@@ -244,7 +244,7 @@ def named(text: str) -> str:
 
 
 def explain(error: BaseException) -> str | None:
-    """Return an exception as one line for people; None if it is no known failure but a defect of the command."""
+    """Return an exception as one line for users; None if it is no known failure but a defect of the command."""
     if isinstance(error, ConfigError):
         return str(error)
     if isinstance(error, BrokenPipeError):
@@ -303,7 +303,7 @@ def addresses(bootstrap: str) -> list[Address]:
 
 
 def reach(bootstrap: str) -> None:
-    """End the command with a line for people if no server accepts connections: kafka-python would try on in silence."""
+    """End the command with an error line if no server accepts connections: kafka-python would retry in silence."""
     problems = []
     for address in addresses(bootstrap):
         problem = unreachable(address)
@@ -391,7 +391,7 @@ def brokers(made: Any) -> list[tuple[int, Address]]:
 
 @contextlib.contextmanager
 def watched(made: Any) -> Iterator[None]:
-    """Run the block, and say on stderr which server a client waits for in vain: kafka-python tries on in silence."""
+    """Run the block, and print to stderr which server a client waits for in vain: kafka-python retries in silence."""
     over = threading.Event()
     watch = threading.Thread(target=_watch, args=(made, over), daemon=True)
     watch.start()
@@ -481,7 +481,9 @@ def admin(bootstrap: str) -> Iterator[Any]:
 
 
 def retrying(ask: Callable[..., T], *args: Any, seconds: float = 15.0, **kwargs: Any) -> T:
-    """Ask again while a coordinator is being found or is loading, as the admin client does not by itself."""
+    """Call `ask` and return its result; call it again while a coordinator is being found or is loading, as the admin
+    client does not by itself.
+    """
     from kafka import errors
 
     end = clock.monotonic() + seconds

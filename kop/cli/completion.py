@@ -46,8 +46,8 @@ Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 def _completing(ask: Callable[[Any], Iterable[str]]) -> Complete:
-    """Return the completions of an option or argument by names that a server is asked for; none if it does not answer
-    in time, for whatever reason.
+    """Return the completion of an option or argument by names that `ask` gets from a server; it gives none if the
+    server does not answer in time, or on any other error.
     """
 
     def complete(context: click.Context, _: click.Parameter, begin: str) -> list[str]:

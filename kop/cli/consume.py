@@ -239,7 +239,9 @@ def _seek(consumer: Any, keys: Sequence[Any], from_beginning: bool, offset: int 
 
 
 def _ends(consumer: Any, keys: Sequence[Any], to_offset: int | None, until: int | None) -> dict[Any, int]:
-    """Return for each partition the offset at which reading ends: its end now, or what --to-offset or --until say."""
+    """Return for each partition the offset at which reading ends: its end now, or the offset of --to-offset or
+    --until.
+    """
     ends: dict[Any, int] = consumer.end_offsets(keys)
     if to_offset is not None:
         return {key: min(end, to_offset) for key, end in ends.items()}
@@ -266,7 +268,9 @@ class Reading:
         self._last: float | None = clock.monotonic()
 
     def join(self, topics: Sequence[str]) -> None:
-        """Become a member of the consumer's group. The time without records is counted from the first assignment on."""
+        """Join the consumer's group for these topics. The time without records is counted from the first assignment of
+        partitions on.
+        """
         from kafka import ConsumerRebalanceListener
 
         self._last = None

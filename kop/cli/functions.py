@@ -191,7 +191,7 @@ def localrun(
 
 
 def _end_at_once(_number: int, _frame: object) -> NoReturn:
-    """End the process: no message is taken yet, and kafka-python keeps what a signal raises to itself."""
+    """End the process: no message is being processed yet, and kafka-python swallows what a signal handler raises."""
     os.write(2, b"\nAborted!\n")
     os._exit(1)
 
@@ -202,7 +202,7 @@ def _begun(spec: FunctionSpec) -> str:
 
 
 def read_connection(bootstrap: str, client_config: str | None) -> tuple[dict[str, Any], float]:
-    """Return kafka-python's settings, and for how many seconds what fails for a time is tried again."""
+    """Return kafka-python's settings, and the seconds for which requests that fail for a time are tried again."""
     from kop.client.errors import ClientError
     from kop.client.properties import connection, parse_properties
 
@@ -224,7 +224,7 @@ def read_connection(bootstrap: str, client_config: str | None) -> tuple[dict[str
 
 
 def _log_to_stderr() -> None:
-    """Let people see what functions log, and what is said of them."""
+    """Show on stderr what functions log, and what is logged about them."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
     for name in ("kop.functions", "kop.client"):
@@ -404,7 +404,7 @@ def test(samples: Any, as_json: bool, function_config_file: str | None, **flags:
 
 
 def _try(tries: TryOut, spec: FunctionSpec, samples: Any) -> list[tuple[lines.LineRecord, Tried]]:
-    """Call the function with each line of a file."""
+    """Call the function with each line of a file; returns the lines as records with the results."""
     tried = []
     for offset, line in enumerate(line for line in samples if line.strip()):
         try:

@@ -102,7 +102,7 @@ def update(
 
 
 def _fqfn_of(config: dict[str, Any]) -> str:
-    """Take the name of a function out of its fields, and return it."""
+    """Remove tenant, namespace and name from the fields of a function, and return its full name."""
     parts = (config.pop("tenant", None) or "public", config.pop("namespace", None) or "default")
     name, fqfn = config.pop("name", None), config.pop("fqfn", None)
     if not fqfn and not name:
@@ -293,7 +293,9 @@ def _loop(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _print_troubles(row: Mapping[str, Any]) -> None:
-    """Print what went wrong with an instance: why it does not run, at which record, its last words, its exceptions."""
+    """Print what went wrong with an instance: why it does not run, at which record it failed, its last lines of output,
+    its exceptions.
+    """
     at, lines = row["at"], []
     where = "" if at is None else f"{at['topic']}-{at['partition']} offset {at['offset']}"
     if row["error"]:
@@ -563,7 +565,7 @@ def workers(worker: WorkerRest, rebalance: bool, drain: str | None, undrain: str
 
 
 def _print(rows: Sequence[Mapping[str, Any]], as_json: bool, columns: Iterable[tuple[str, str]]) -> None:
-    """Print rows, each column from a field."""
+    """Print rows as a table, whose `columns` are pairs of a field and the head above it; or as JSON."""
     if as_json:
         print_json(rows)
         return

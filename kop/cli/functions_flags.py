@@ -125,7 +125,7 @@ def function_name(command: Command) -> Command:
 
 
 def function_name_if_any(command: Command) -> Command:
-    """Add the same, for a command that does without; `fqfn` is None then."""
+    """Add NAME, as `function_name` does, for a command that works without it; `fqfn` is None then."""
 
     @functools.wraps(command)
     def run(*, function: str | None, **options: Any) -> Any:
@@ -197,7 +197,7 @@ def admin_options(command: Command) -> Command:
 
 
 def read_token(path: str | None) -> str | None:
-    """Return the token of a file; None if none is named."""
+    """Return the token in a file; None if no file is named."""
     if path is None:
         return None
     token = Path(path).read_text().strip()

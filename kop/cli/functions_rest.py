@@ -73,7 +73,9 @@ class WorkerRest:
         form: Mapping[str, FormPart] | None = None,
         revision: int | None = None,
     ) -> RestAnswer:
-        """Ask for a function."""
+        """Send a request about a function to the worker, and return its answer; `path` follows the function's own.
+        Errors are those of `send`.
+        """
         return self.send(method, f"/admin/v3/functions/{urllib.parse.quote(fqfn)}{path}", form=form, revision=revision)
 
     def send(
@@ -85,7 +87,8 @@ class WorkerRest:
         revision: int | None = None,
         may_miss: bool = False,
     ) -> RestAnswer:
-        """Ask for something, and fail with the reason if the worker says no.
+        """Send a request to the worker, and return its answer. If the worker refuses it, the command ends with the
+        reason.
 
         `revision`: the one that is expected; `may_miss`: return 404 as an answer.
         """
@@ -117,7 +120,7 @@ class WorkerRest:
 
 
 def _user() -> str:
-    """Return who asks, for the history of functions."""
+    """Return the name of the user, for the history of functions."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):  # a user without a name

@@ -55,7 +55,7 @@ def topic_of(line: bytes) -> str | None:
 
 
 def shown(name: str, value: bytes | None) -> dict[str, str | None]:
-    """Return bytes as a field of a line: text, or base64 of what is no UTF-8."""
+    """Return bytes as a field of a line: as text, or as base64 (NAME_base64) if they are no UTF-8."""
     if value is None:
         return {name: None}
     try:
@@ -65,7 +65,9 @@ def shown(name: str, value: bytes | None) -> dict[str, str | None]:
 
 
 def from_json(line: bytes) -> LineRecord:
-    """Return the record that a line of JSON means; its topic and offset are ignored. Raises LineError."""
+    """Return the record in a line of JSON; its topic and offset are ignored. LineError if the line is no such
+    record.
+    """
     try:
         read = json.loads(line)
     except ValueError as error:

@@ -39,7 +39,9 @@ code_option = click.option("--no-code", is_flag=True, help="Do not import the co
 def _requests(
     bootstrap: str, client_config: str | None, topic_namespace: str
 ) -> Iterator[tuple[TopicRequests, dict[str, Any], float, TopicNames]]:
-    """Yield what asks the leader, and the connection; what goes wrong is told in a line."""
+    """Yield the requests to the leader, kafka-python's settings, the patience in seconds, and the meaning of topic
+    names. An error in the block ends the command with one line.
+    """
     from kop.client.errors import ClientError, UnreachableError
     from kop.functions.localrun import names_of
     from kop.functions.packages import PackageError
@@ -56,7 +58,7 @@ def _requests(
 
 
 def checked_mesh(file: str, *, looks_at_code: bool = False) -> None:
-    """Say what is wrong with a file, and end."""
+    """End the command with the mistakes of a mesh's file, if it has any."""
     from kop.mesh.nodes import MeshError
 
     checked = check_file(file, looks_at_code=looks_at_code)
@@ -210,7 +212,7 @@ def _changes(
     patience: float,
     names: TopicNames,
 ) -> list[dict[str, Any]]:
-    """Return the rows of what changes."""
+    """Return the rows that show what changes if the mesh becomes that of the file's text."""
     from kop.mesh.definition import WHERE, defined_mesh
     from kop.mesh.diff import changes
     from kop.mesh.file import read_mesh
@@ -234,7 +236,7 @@ def _changes(
 def _changed(
     kind: str, what: str, mesh: str, part: str, as_json: bool, connection: tuple[str, str | None, str]
 ) -> None:
-    """Ask for a change of a mesh that is there, and say what came of it."""
+    """Ask for a change of an existing mesh, and print the outcome."""
     name = name_of(mesh)
     with _requests(*connection) as (asking, settings, patience, _):
         there, _ = _there(settings, patience, name)

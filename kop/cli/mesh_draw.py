@@ -77,7 +77,7 @@ def draw(
 
 
 def live_mesh(settings: dict[str, Any], patience: float, name: str) -> Live:
-    """Return the picture of a mesh of a server as it is now, whenever it is asked for."""
+    """Return an object that gives the picture of a mesh of a server as it is at the time of asking."""
     from kop.mesh.definition import defined_mesh
     from kop.mesh.draw import Flow
     from kop.mesh.draw import draw as drawn

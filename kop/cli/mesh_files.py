@@ -88,7 +88,7 @@ def check_file(
     *,
     looks_at_code: bool = False,
 ) -> Checked:
-    """Return what is wrong with a file; a server is asked for topics if its connection is given."""
+    """Return all mistakes in a file, and its plan; a server is asked for topics if its connection is given."""
     from kop.mesh.mesh_check import check
 
     draft = _draft(file)
@@ -109,7 +109,7 @@ def _draft(file: str) -> Draft:
 
 
 def facts_of(mesh: Mesh, settings: dict[str, Any], patience: float) -> Facts:
-    """Return what a server knows of the topics of a mesh."""
+    """Return the partitions of the mesh's topics that a server has."""
     from kop.client.errors import ClientError
     from kop.client.read_client import ReadClient
     from kop.mesh.plan import Facts
@@ -126,14 +126,14 @@ def facts_of(mesh: Mesh, settings: dict[str, Any], patience: float) -> Facts:
 
 
 def _wrong_codes(mesh: Mesh) -> CodeCheck:
-    """Look at the code of all functions, several at once, and return what says what is wrong with one."""
+    """Check the code of all functions, several at once, and return a function that gives the mistakes of one."""
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         wrong = dict(zip((id(part) for part in mesh.functions), threads.map(_wrong_code, mesh.functions), strict=True))
     return lambda part: wrong[id(part)]
 
 
 def _wrong_code(part: FunctionPart) -> list[str]:
-    """Return what is wrong with the code of a function, which is imported in a process of its own."""
+    """Return the mistakes in the code of a function, which is imported in a process of its own."""
     from kop.functions.code_check import check
     from kop.functions.function import CodePlace
     from kop.functions.packages import PackageError, read_package, unpack

@@ -57,7 +57,7 @@ class Live:
         self._due = float("-inf")
 
     def shown(self) -> tuple[str, str, Mapping[str, Any]]:
-        """Return state, picture and values, as of a second ago."""
+        """Return state, picture and values of the mesh, at most a second old."""
         with self._lock:
             if clock.monotonic() >= self._due:
                 self._shown = self._look()
@@ -66,7 +66,7 @@ class Live:
 
 
 def live_server(live: Live, listen: Address) -> ThreadingHTTPServer:
-    """Return what serves the page; wrong use if others than this machine could ask."""
+    """Return the HTTP server of the page. A usage error if other machines than this one could reach it."""
     if not is_loopback(listen.host):
         raise CliUsageError(f"--listen {listen}: the page is for this machine alone, as on 127.0.0.1:8080")
 

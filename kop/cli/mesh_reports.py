@@ -25,19 +25,19 @@ def read_reports(settings: Mapping[str, Any], patience: float) -> dict[str, dict
 
 
 def report_of(settings: Mapping[str, Any], patience: float, name: str) -> dict[str, Any] | None:
-    """Return the last report of a mesh; None if no driver has said anything."""
+    """Return the last report of a mesh; None if no driver has written one."""
     return read_reports(settings, patience).get(name)
 
 
 def state_of(report: Mapping[str, Any] | None) -> str:
-    """Return what a report says now; empty if there is none."""
+    """Return the state that a report gives as of now; empty if there is no report."""
     from kop.mesh import records
 
     return "" if not report else records.state_of(report, clock.wall_ms())
 
 
 def is_driven(report: Mapping[str, Any] | None) -> bool:
-    """Return if a driver has said something a moment ago."""
+    """Return if a driver has written a report a moment ago."""
     from kop.mesh import records
 
     return (

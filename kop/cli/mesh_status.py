@@ -42,7 +42,7 @@ class ShownMesh:
         self.lags = _lags(settings, patience, self.report)
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `status` shows."""
+        """Return the data that `status` shows, as JSON values."""
         report, state = self.report, self.state
         assert self.definition is not None
         components = {part["name"]: part for part in report.get("components", ())}
@@ -102,7 +102,7 @@ class ShownMesh:
 
 
 def shown_state(definition: MeshDefinition | None, report: Mapping[str, Any]) -> str:
-    """Return what a mesh does now."""
+    """Return the state of a mesh as of now, in a word."""
     from kop.mesh import records
 
     if definition is not None and definition.is_stopped and state_of(report) not in {records.RUNNING}:
@@ -131,7 +131,7 @@ def _condition(what: str, state: str) -> dict[str, str]:
 
 
 def _lags(settings: Mapping[str, Any], patience: float, report: Mapping[str, Any]) -> dict[tuple[str, str], int]:
-    """Return how many offsets of each topic each part has not done that reads it."""
+    """Return the number of offsets of each topic that each part which reads it has not processed."""
     from kop.client.offsets import LATEST
     from kop.client.read_client import ReadClient
     from kop.client.write_client import WriteClient

@@ -213,7 +213,7 @@ class Lines:
             self._wake()
 
     def take(self) -> list[bytes]:
-        """Return the lines that were read by now, without their line ends; none if none is there at the moment."""
+        """Return the lines that were read by now, without their line ends; empty if there are none at the moment."""
         lines: list[bytes] = []
         size = 0
         while size < TAKE_BYTES and not self.ended:

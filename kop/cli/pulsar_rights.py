@@ -17,7 +17,7 @@ _TRANSACTIONS: Final = "persistent://pulsar/system/transaction_coordinator_assig
 
 
 async def settings_in_force(admin: Admin) -> dict[str, str] | None:
-    """Return the settings of the Pulsar brokers; None if the role may not see them, which it need not."""
+    """Return the settings of the Pulsar brokers; None if the role may not see them, which it does not need."""
     from kop.pulsar_client import PulsarError
 
     try:
@@ -29,7 +29,8 @@ async def settings_in_force(admin: Admin) -> dict[str, str] | None:
 
 
 async def lacking(admin: Admin, home: str, metadata: str) -> tuple[list[str], list[str]]:
-    """Return the rights that the role lacks and cannot do without, and those without which it has no transactions.
+    """Return the rights that the role lacks and that the gateway needs, and those that it lacks and that transactions
+    need.
 
     `home` and `metadata` are the gateway's namespaces.
     """
@@ -52,7 +53,7 @@ async def lacking(admin: Admin, home: str, metadata: str) -> tuple[list[str], li
 
 
 async def _is_denied(answer: Awaitable[object]) -> bool:
-    """Return true if Pulsar refuses the role an answer; what is not there is refused to nobody."""
+    """Return true if Pulsar refuses the role an answer. That something does not exist is no refusal."""
     from kop.pulsar_client import PulsarError
 
     try:

@@ -165,7 +165,7 @@ def _number(value: float) -> int | float:
 
 
 def _alter(bootstrap: str, entity: Entity, values: Mapping[str, float | None], dry_run: bool = False) -> None:
-    """Set the quotas of an entity; None: it has none."""
+    """Set the quotas of an entity; a value of None removes one."""
     from kafka.protocol.admin import AlterClientQuotasRequest as Request
 
     parts = [Request.EntryData.EntityData(entity_type=kind, entity_name=name) for kind, name in entity.items()]

@@ -235,7 +235,7 @@ class Outbox:
         return chosen
 
     def done(self, partition: int, batch: SentBatch) -> None:
-        """Take out a batch that the server has acknowledged."""
+        """Remove a batch that the server has acknowledged."""
         lane = self._remove(partition, batch)
         lane.held_until = None
         if batch.sequence is not None:
@@ -244,13 +244,13 @@ class Outbox:
         self.sent_bytes += len(batch.data)
 
     def failed(self, partition: int, now: float) -> None:
-        """Have a batch sent again after a pause, because its request failed."""
+        """Plan to send a batch again after a pause, because its request failed."""
         lane = self._lanes[partition]
         lane.flying -= 1
         lane.held_until = now + RETRY_SECONDS
 
     def refused(self, partition: int, batch: SentBatch, now: float) -> None:
-        """Take out a batch that the server will never write; the batches behind it get its sequence numbers."""
+        """Remove a batch that the server will never write; the batches behind it get its sequence numbers."""
         lane = self._remove(partition, batch)
         lane.renumber = True
         lane.held_until = now
@@ -511,7 +511,7 @@ class Sender:
         )
 
     def _learn(self, answer: Any) -> Exception | None:
-        """Take the partitions' leaders from an answer to Metadata; return the topic's error if it has one."""
+        """Note the partitions' leaders in an answer to Metadata; return the topic's error if it has one."""
         self._manager.cluster.update_metadata(answer)
         (topic,) = answer.topics
         if topic.error_code:
@@ -540,8 +540,8 @@ class Sender:
         self._manager.send(self._metadata_request()).add_callback(answered).add_errback(failed)
 
     def _send(self, leader: int, partitions: Sequence[int], now: float) -> bool:
-        """Send one Produce request to a leader with what is due to it; return false if nothing is, or if the connection
-        takes none now.
+        """Send one Produce request with the batches that are due to a leader; return false if none is, or if the
+        connection accepts no request now.
         """
         due = self.outbox.due(partitions, now, REQUEST_BYTES)
         if not due:
@@ -585,7 +585,7 @@ class Sender:
         return future.exception is None
 
     def _take(self, due: Mapping[int, SentBatch], answer: Any) -> None:
-        """Take the answer to a Produce request, batch by batch; it is None with acks=0."""
+        """Handle the answer to a Produce request, batch by batch; it is None with acks=0."""
         if answer is None:
             self._moved = clock.monotonic()
             for partition, batch in due.items():

@@ -75,7 +75,9 @@ def load(
     cluster: str | None,
     http: str | None,
 ) -> Config:
-    """Return the Config of these flags, the environment and the file. Raises ConfigError."""
+    """Return the Config of these flags, the environment and the file. ConfigError if a setting is wrong, with all
+    problems.
+    """
     overrides: dict[str, Any] = dict(pairs(sets, "--set"))
     named: tuple[tuple[str, str, Any], ...] = (
         ("--listen", "listen", listen or None),

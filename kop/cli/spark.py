@@ -32,7 +32,7 @@ A script finds the address in os.environ["KOP_BOOTSTRAP"]."""
 
 
 def checked_settings(settings: tuple[str, ...]) -> tuple[str, ...]:
-    """Return settings of Spark that are NAME=VALUE; wrong use if one is not."""
+    """Return settings of Spark, each NAME=VALUE. A usage error if one is not."""
     for setting in settings:
         if not setting.partition("=")[0] or "=" not in setting:
             raise click.BadParameter(f"{setting!r} is not NAME=VALUE, as in spark.executor.memory=4g")
@@ -40,7 +40,7 @@ def checked_settings(settings: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def given_settings(settings: tuple[str, ...]) -> dict[str, str]:
-    """Return settings as a session takes them."""
+    """Return settings in the form that a session takes, as a dict."""
     given = dict(setting.split("=", 1) for setting in settings)
     if WORKERS_PYTHON in given:  # Spark would take it for the Python that plans here, too
         given.setdefault(DRIVER_PYTHON, sys.executable)
@@ -48,7 +48,9 @@ def given_settings(settings: tuple[str, ...]) -> dict[str, str]:
 
 
 def spark_environment(bootstrap: str, settings: tuple[str, ...]) -> dict[str, str]:
-    """Return the environment of a process that runs PySpark with kop in it; ends with what is missing."""
+    """Return the environment of a process that runs PySpark with kop in it. Ends the command if something is missing
+    for that, with its name.
+    """
     pyspark = importlib.util.find_spec("pyspark")
     if pyspark is None or pyspark.origin is None:
         fail(f"there is no PySpark in this Python: {sys.executable} -m pip install 'pyspark>=4.0,<4.4' 'pyarrow>=18'")

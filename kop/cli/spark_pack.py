@@ -47,7 +47,7 @@ def pack(file: str) -> None:
 
 
 def _own_files(prefix: Path) -> dict[str, Path]:
-    """Return what of kop lies elsewhere: the name in site-packages, and where it is."""
+    """Return the files of kop that are not in site-packages: the name that they have to get there, and their path."""
     own = {}
     for name in ("kop", "pyspark_kop"):
         spec = importlib.util.find_spec(name)
@@ -61,7 +61,9 @@ def _own_files(prefix: Path) -> dict[str, Path]:
 
 
 def write_archive(file: Path, prefix: Path, own: Mapping[str, Path]) -> int:
-    """Write the archive of a venv, with what is to be in its site-packages beside; returns how many files it has."""
+    """Write the archive of the venv at `prefix`, with the files in `own` added to its site-packages; returns the number
+    of files.
+    """
     packages = _site_packages(prefix)
     there = file.resolve()
     added = 0

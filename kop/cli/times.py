@@ -16,7 +16,9 @@ _SECONDS = {"weeks": 604_800, "days": 86_400, "hours": 3600, "minutes": 60, "sec
 
 
 def parse_datetime(text: str) -> int:
-    """Return an ISO 8601 date or date and time in ms since the epoch; UTC if it names no zone. Raises ValueError."""
+    """Return an ISO 8601 date or date and time in ms since the epoch; UTC if it names no zone. ValueError if the text
+    is neither.
+    """
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
@@ -27,8 +29,8 @@ def parse_datetime(text: str) -> int:
 
 
 def parse_duration(text: str, now_ms: int | None = None) -> int:
-    """Return the time, in ms since the epoch, that lies an ISO 8601 duration (PT1H30M, P7D) before now. Raises
-    ValueError.
+    """Return the time, in ms since the epoch, that lies an ISO 8601 duration (PT1H30M, P7D) before now. ValueError if
+    the text is no duration.
     """
     match = _DURATION.fullmatch(text.strip())
     parts = {name: float(value) for name, value in match.groupdict().items() if value} if match else {}
@@ -39,5 +41,5 @@ def parse_duration(text: str, now_ms: int | None = None) -> int:
 
 
 def parse_moment(text: str) -> int:
-    """Return a time, or a duration up to now, in ms since the epoch. Raises ValueError."""
+    """Return a time, or now less a duration, in ms since the epoch. ValueError if the text is neither."""
     return parse_duration(text) if text.strip()[:1] in {"P", "p"} else parse_datetime(text)

@@ -55,7 +55,7 @@ def store_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def mechanism_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return what adds `--mechanism`."""
+    """Return the decorator that adds `--mechanism`."""
     return click.option(
         "-m", "--mechanism", "mechanisms", multiple=True, type=click.Choice(list(MECHANISMS)), help=text
     )
@@ -186,7 +186,7 @@ def _listed(bootstrap: str, store: str | None) -> list[tuple[str, str, int]]:
 
 
 def _alter(bootstrap: str, store: str | None, changes: Iterable[Change], iterations: int = LEAST_ITERATIONS) -> None:
-    """Make changes, each by a request of its own: Kafka takes one mechanism of a user in a request."""
+    """Make changes of users, each by a request of its own: Kafka accepts one mechanism of a user in a request."""
     if store is not None:
         _in_store(store, lambda security: _write(security, changes, iterations))
         return
@@ -238,7 +238,7 @@ async def _write(security: Any, changes: Iterable[Change], iterations: int) -> N
 
 
 def _in_store(store: str, work: Callable[[Any], Any]) -> Any:
-    """Do `work` with the users and ACLs of a store."""
+    """Run `work` with the users and ACLs of a store that no broker has open; returns its result."""
     import asyncio
 
     from kop.app import with_security

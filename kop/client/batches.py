@@ -78,7 +78,7 @@ class NewRecords:
         return len(self._values)
 
     def add(self, record: NewRecord) -> None:
-        """Take a record behind those that are there."""
+        """Append a record."""
         key, value, headers, time = record
         self._keys.append(key)
         self._values.append(value)
@@ -98,14 +98,14 @@ class NewRecords:
             self._headers.append(HeaderRun(1, (), (), b""))
 
     def extend(self, values: Collection[bytes], headers: Iterable[HeaderRun]) -> None:
-        """Take records without keys and times; the runs are of as many records."""
+        """Append records without keys and times; `headers` are runs of headers for as many records."""
         self._keys.extend(repeat(None, len(values)))
         self._values.extend(values)
         self._times.extend(repeat(None, len(values)))
         self._headers.extend(headers)
 
     def rows(self) -> RowsIn:
-        """Return the columns."""
+        """Return the records as columns for the encoder."""
         keys = _column(self._keys) if self._keyed else None
         times = _times_in(self._times) if self._timed else None
         return RowsIn(len(self._values), keys, _column(self._values), self._headers_in(), times)
@@ -127,7 +127,9 @@ class NewRecords:
 
 
 def _offsets(runs: Iterable[tuple[tuple[int, ...], int]]) -> bytes:
-    """Return the offsets of items; of each run the sizes, which come so many times."""
+    """Return, as an Arrow buffer, the offset at which each item begins, and the end of the last one. The items' sizes
+    are given in runs: sizes, and how many times they repeat.
+    """
     offsets = array("i")
     end = 0
     for sizes, times in runs:
@@ -151,7 +153,7 @@ def build(
     codec: int = Codec.NONE,
     max_bytes: int = BATCH_BYTES,
 ) -> Iterator[tuple[bytearray, int]]:
-    """Yield records of one partition as batches to produce, as `build_rows` does."""
+    """Yield records of one partition as batches to produce; parameters and errors are those of `build_rows`."""
     made = records if isinstance(records, NewRecords) else NewRecords(records)
     return build_rows(made.rows(), producer, sequence, now=now, codec=codec, max_bytes=max_bytes)
 

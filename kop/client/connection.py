@@ -75,7 +75,7 @@ class ClusterConnection:
             raise
 
     def _bootstrap(self, settings: Mapping[str, Any]) -> None:
-        """Connect to any of the servers; UnreachableError with the properties that are to be looked at."""
+        """Connect to any of the servers. UnreachableError if none can be reached, with the properties to look at."""
         protocol = settings.get("security_protocol", "PLAINTEXT")
         attempts = LOGIN_ATTEMPTS if protocol.startswith("SASL") else 1
         failure = self._reason(attempts)
@@ -104,9 +104,9 @@ class ClusterConnection:
         )
 
     def _reason(self, attempts: int) -> Exception | None:
-        """Return why no connection can be made, or None; a connection that was cut is tried so many times.
+        """Return why no connection can be made, or None; a connection that was cut is tried `attempts` times.
 
-        A server that lets nobody in says so, and closes the connection. kafka-python may hear of the end alone.
+        A server that lets nobody in says so, and closes the connection. kafka-python may see only that it was closed.
         """
         failure = self._attempt()
         while attempts > 1 and isinstance(failure, errors.KafkaConnectionError) and "disconnected" in str(failure):
@@ -115,7 +115,9 @@ class ClusterConnection:
         return failure
 
     def _attempt(self) -> Exception | None:
-        """Connect to the first server; why that failed, or None. kafka-python does not tell the reason by itself."""
+        """Connect to the first server; returns why that failed, or None. kafka-python does not tell the reason by
+        itself.
+        """
 
         limit_ms = int(min(ATTEMPT_SECONDS, self._patience) * 1000)
 
@@ -134,7 +136,7 @@ class ClusterConnection:
         return failure
 
     def hurry(self, seconds: float) -> None:
-        """Try nothing again once so many seconds are over. For any thread."""
+        """Retry nothing after so many seconds from now. For any thread."""
         self._latest = min(self._latest, clock.monotonic() + seconds)
 
     def close(self) -> None:
@@ -143,14 +145,14 @@ class ClusterConnection:
         self._net.close()
 
     def send(self, request: Any, node: int | None = None) -> Any:
-        """Return the answer of one server, of any without `node`; kafka-python's errors."""
+        """Return the answer of a server: of `node`, or of any if it is None. Raises kafka-python's errors."""
         (answer,) = self.send_all([(node, request)])
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     def send_all(self, requests: Iterable[tuple[int | None, Any]]) -> list[Any]:
-        """Send requests to servers, at most IN_FLIGHT to each, all at once; the answers, or the error of each."""
+        """Send requests to servers, at most IN_FLIGHT to each, all at once; returns the answer or the error of each."""
 
         async def exchange() -> list[Any]:
             sent = [self._manager.send(request, node_id=node) for node, request in requests]
@@ -208,9 +210,9 @@ class ClusterConnection:
         coordinator: Coordinated | None = None,
         doubtful: tuple[type[Exception], ...] = (),
     ) -> T:
-        """Return what `ask` returns; call it again after an error that passes, until the patience is over.
+        """Return the result of `ask`; call it again after an error that may pass, until the patience is over.
 
-        A `doubtful` error is raised once nothing else has come for SETTLE_SECONDS. Before each further try `forget`
+        A `doubtful` error is raised if no other result has come for SETTLE_SECONDS. Before each further try `forget`
         drops what the caller knows of the servers, and the coordinator is looked for again; but not while the end of
         the producer's last transaction is written, which takes milliseconds.
         """

@@ -17,8 +17,8 @@ from kop.client.errors import ClientError
 
 
 def ensure_topics(settings: Mapping[str, Any], topics: Mapping[str, Mapping[str, str]]) -> None:
-    """Make topics, or check their partitions and configs. `settings` are kafka-python's; ClientError says what
-    is wrong with one.
+    """Make topics, or check their partitions and configs. `settings` are kafka-python's. ClientError if an existing
+    topic has others, or one cannot be made.
     """
     known = {name: value for name, value in settings.items() if name in KafkaAdminClient.DEFAULT_CONFIG}
     admin = KafkaAdminClient(**known)

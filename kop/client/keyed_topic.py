@@ -44,11 +44,11 @@ class KeyedTopic:
                 client.close()
 
     def make(self) -> None:
-        """Make the topic, or check that it is compacted; ClientError if it is not."""
+        """Make the topic, or check that it is compacted. ClientError if it is not."""
         ensure_topics(self._settings, {self._place[0]: CONFIGS})
 
     def put(self, values: Mapping[str, bytes | None]) -> None:
-        """Write values; None takes a key away. Returns once they are durable."""
+        """Write values by key; None removes a key. Returns once they are durable."""
         if self._writer is None or self._identity is None:
             self._writer = WriteClient(self._settings, self._patience)
             self._identity = self._writer.init_producer(None, -1)
@@ -64,11 +64,11 @@ class KeyedTopic:
             raise
 
     def exists(self) -> bool:
-        """Return if the topic is there."""
+        """Return if the topic exists."""
         return self._place[0] in self._read_client().topics({self._place[0]})
 
     def read(self) -> dict[str, bytes]:
-        """Return what each key has now; nothing if the topic is not there. `changes` goes on behind it."""
+        """Return the newest value of each key; empty if the topic does not exist. `changes` goes on from here."""
         values: dict[str, bytes] = {}
         if not self.exists():
             return values
@@ -86,7 +86,7 @@ class KeyedTopic:
         return values
 
     def changes(self, wait_ms: int) -> list[tuple[str, bytes | None]]:
-        """Return what was written since the last look; waits a moment for something."""
+        """Return the keys and values that were written since the last call; waits up to `wait_ms` for some."""
         if self._position < 0:
             self._position = self._ends(LATEST)
         changes: list[tuple[str, bytes | None]] = []

@@ -90,7 +90,7 @@ class Membership:
             self._thread.join(seconds)
 
     def peers(self) -> tuple[GroupPeer, ...]:
-        """Return who is in the group, as of a second ago."""
+        """Return the members of the group, as of a second ago."""
         return self._peers
 
     @property
@@ -100,7 +100,7 @@ class Membership:
         return "" if consumer is None else str(consumer.group_metadata().member_id or "")
 
     def holding(self) -> MemberIdentity | None:
-        """Return as which member this one has the partition; None if it does not."""
+        """Return the identity of this member if the partition is assigned to it; None if it is not."""
         consumer = self._consumer
         if consumer is None or not self._held or self._anew:
             return None
@@ -192,7 +192,7 @@ class Membership:
         return any(topic["topic"] == self._partition.topic for topic in assignment["assigned_partitions"])
 
     def note(self, *, held: bool) -> None:
-        """Take what the listener was told."""
+        """Note if this member holds the partition, as its listener was told."""
         self._held = held
         self._changed()
 
@@ -205,7 +205,7 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
         self._consumer = consumer
 
     def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
-        """Take the partition, which this consumer does not read."""
+        """Note that this member holds the partition, which is not read."""
         for partition in assigned:
             self._consumer.seek(partition, 0)
             self._consumer.pause(partition)
@@ -213,12 +213,12 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
             self._membership.note(held=True)
 
     def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
-        """Give it up."""
+        """Note that this member does not hold the partition any more."""
         if revoked:
             self._membership.note(held=False)
 
     def on_partitions_lost(self, lost: Collection[TopicPartition]) -> None:
-        """Give it up: another one may have it already."""
+        """Note that this member has lost the partition: another one may hold it already."""
         if lost:
             self._membership.note(held=False)
 

@@ -63,7 +63,7 @@ VERSIONS: Final[tuple[tuple[type[ApiMessage], type[ApiMessage], int], ...]] = (
 
 
 def compile_codecs() -> None:
-    """Compile what encodes these requests and decodes their answers."""
+    """Compile the code that encodes these requests and decodes their answers."""
     for request, response, version in VERSIONS:
         request(version=version).encode()
         response.decode(response(version=version).encode(), version=version)

@@ -53,9 +53,8 @@ _ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """Return the properties of a file as Java reads it: the last of several values of a name counts.
-
-    PropertyError names the line.
+    """Return the properties of a file as Java reads it: of several values of one name, the last one. PropertyError if a
+    line is malformed, with its number.
     """
     properties: dict[str, str] = {}
     for number, line in _logical_lines(text):
@@ -70,7 +69,7 @@ def parse_properties(text: str) -> dict[str, str]:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield number and text of each line that has a property, with those it goes on in."""
+    """Yield number and text of each line that has a property, joined with its continuation lines."""
     begun, number = "", 0
     for at, physical in enumerate(re.split(r"\r\n|\r|\n", text), 1):
         line = physical.lstrip(" \t\f")
@@ -103,14 +102,14 @@ def _unescaped(text: str) -> str:
 
 
 def text(value: str) -> str:
-    """Any text but an empty one."""
+    """Return a text without the spaces around it. ValueError if nothing is left."""
     if not value.strip():
         raise ValueError("is empty")
     return value.strip()
 
 
 def whole(least: int, most: int = 2**63 - 1) -> Callable[[str], int]:
-    """Return a whole number from `least` to `most`."""
+    """Return the parser of a whole number from `least` to `most`."""
 
     def parse(value: str) -> int:
         try:
@@ -127,7 +126,7 @@ def whole(least: int, most: int = 2**63 - 1) -> Callable[[str], int]:
 
 
 def one_of(*values: str) -> Callable[[str], str]:
-    """Return one of these words, in any case."""
+    """Return the parser of one of these words, in upper or lower case."""
 
     def parse(value: str) -> str:
         if value.strip().lower() not in values:
@@ -205,7 +204,7 @@ class _Properties:
         return name in self._given
 
     def read(self, name: str, parse: Callable[[str], T], default: T) -> T:
-        """Return the value of a property, or the default; PropertyError if `parse` raises ValueError."""
+        """Return the value of a property, or the default. PropertyError if `parse` raises ValueError."""
         if name not in self._given:
             return default
         try:
@@ -216,10 +215,11 @@ class _Properties:
 
 
 def connection(properties: Mapping[str, str], client_id: str) -> ConnectionProperties:
-    """Return what the properties say of a connection; PropertyError says which is wrong.
+    """Return the connection that properties describe. PropertyError if one is wrong, with its name.
 
-    What else they have is left out, and named, but for `ssl.`, `sasl.` and `security.`: no connection is less secure
-    than it was asked to be. `client_id` is the name by which servers know the client, unless `client.id` is another.
+    Properties that are not known are left out, and named in the result. But unknown ones of `ssl.`, `sasl.` and
+    `security.` are errors: no connection is less secure than it was asked to be. `client_id` is the name by which
+    servers know the client, unless `client.id` is another.
     """
     unused = tuple(name for name in properties if name not in PROPERTIES)
     for name in unused:
@@ -284,7 +284,9 @@ _CALLBACKS: Final = "sasl.login.callback.handler.class"
 
 
 def _reads_tokens(value: str) -> str:
-    """Check the class that Java's clients have to name for what is done here."""
+    """Check that a value is the class that Java's clients name for reading tokens from a file, which is done here
+    without it.
+    """
     if not value.endswith(".OAuthBearerLoginCallbackHandler"):
         raise ValueError("is not OAuthBearerLoginCallbackHandler, and no Java class runs here: leave it out")
     return value
@@ -307,11 +309,11 @@ class TokenFile:
         self._path = path
 
     def __reduce__(self) -> tuple[type[TokenFile], tuple[str]]:
-        """Make it again in another process."""
+        """Return how pickle makes the object again in another process."""
         return TokenFile, (self._path,)
 
     def token(self) -> str:
-        """Return the token. PropertyError if there is none."""
+        """Return the token in the file. PropertyError if there is none."""
         try:
             with open(self._path, encoding="ascii") as stream:
                 token = stream.read().strip()
@@ -322,7 +324,7 @@ class TokenFile:
         return token
 
     def extensions(self) -> dict[str, str]:
-        """Return what else is sent."""
+        """Return the SASL extensions that are sent with the token."""
         return {}
 
 

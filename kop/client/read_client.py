@@ -50,7 +50,7 @@ class FetchRequest(ApiMessage):
 
     @classmethod
     def json_patch(cls, schema: dict[str, Any]) -> dict[str, Any]:
-        """Return the schema by which kafka-python encodes it."""
+        """Return the changed schema by which kafka-python encodes the request."""
         for name, tag in (("EntryPlaces", entry_places.TAG), ("EntrySchemas", entry_schemas.TAG)):
             schema["fields"].append(
                 {
@@ -122,7 +122,7 @@ class ReadClient:
         self._turn = 0
 
     def hurry(self, seconds: float) -> None:
-        """Try nothing again once so many seconds are over. For any thread."""
+        """Retry nothing after so many seconds from now. For any thread."""
         self._connection.hurry(seconds)
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ class ReadClient:
     def topics(
         self, names: Collection[str] | None, refused: dict[str, Exception] | None = None
     ) -> dict[str, TopicMetadata]:
-        """Return the topics of these names that there are, or all; no topic is made by asking.
+        """Return those topics of these names that exist, or all topics; no topic is made by asking.
 
         `refused` gets the error of each topic that has one; without it the first one is tried again, and raised.
         """
@@ -168,7 +168,9 @@ class ReadClient:
         return topics
 
     def list_offsets(self, wanted: Mapping[TopicPartition, int], isolation: int) -> Offsets:
-        """Return the offset for each time (ms), EARLIEST or LATEST; -1 where no record is that late."""
+        """Return, for each partition, the first offset at or after a time (ms), or at EARLIEST or LATEST; -1 if no
+        record is that late.
+        """
         left, offsets = dict(wanted), Offsets()
 
         def ask() -> None:
@@ -207,7 +209,7 @@ class ReadClient:
         return offsets
 
     def log_sizes(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return bytes of each log as its leader says (DescribeLogDirs); 0 where it does not."""
+        """Return the bytes of each log as its leader tells (DescribeLogDirs); 0 if it does not."""
 
         def ask() -> dict[TopicPartition, int]:
             sizes = dict.fromkeys(partitions, 0)
@@ -231,7 +233,7 @@ class ReadClient:
         return self._connection.patiently(ask, forget=lambda: self._forget(topics), doubtful=GONE)
 
     def server_configs(self, names: Collection[str]) -> dict[str, str]:
-        """Return the settings of these names that a server has and tells; none where this user may not ask."""
+        """Return the settings of these names that a server has and tells; none if this user may not ask."""
 
         return self._configs(_BROKER, None, names)
 
@@ -260,10 +262,10 @@ class ReadClient:
         return self._connection.patiently(ask)
 
     def fetch(self, partition: TopicPartition, topic_id: str | None, offset: int, settings: FetchSettings) -> Fetched:
-        """Return batches of a partition from the one on that holds `offset`; none if there is none within the wait.
+        """Return the batches of a partition from the one that holds `offset` on; empty if none comes within the wait.
 
-        With a topic id, and servers that know ids in Fetch (KIP-516), the answer is UnknownTopicIdError if the topic
-        is another one by now. OffsetOutOfRangeError is raised at once.
+        With a topic id, and servers that know ids in Fetch (KIP-516), UnknownTopicIdError is raised if another topic
+        has the name by now. OffsetOutOfRangeError is raised at once.
         """
         topic_ids = {} if topic_id is None else {partition[0]: topic_id}
         answer = self.fetch_many({partition: offset}, settings, topic_ids)[partition]
@@ -321,7 +323,7 @@ class ReadClient:
         settings: FetchSettings,
         ids: Mapping[str, str],
     ) -> dict[TopicPartition, Any]:
-        """Return the part of each partition in what the servers answer, or an error."""
+        """Fetch from servers; returns for each partition its part of the answer, or an error."""
         longest_ms = min(self._longest_wait_ms, TOGETHER_MS) if len(by_server) > 1 else self._longest_wait_ms
         settings = replace(settings, wait_ms=min(settings.wait_ms, longest_ms))
         requests = [(server, _fetch_request(places, offsets, settings, ids)) for server, places in by_server.items()]
@@ -364,7 +366,7 @@ class ReadClient:
         )
 
     def _check_gone(self, error: Any, partition: TopicPartition, topic_id: str | None = None) -> None:
-        """LeaderNotAvailableError where a server says that a partition is gone, and metadata still has it."""
+        """Raise LeaderNotAvailableError if a server says that a partition does not exist, but metadata still has it."""
         if error not in GONE:
             return
         topic, index = partition
@@ -375,7 +377,8 @@ class ReadClient:
     def _by_leader(
         self, partitions: Iterable[TopicPartition], failed: dict[TopicPartition, Exception] | None = None
     ) -> dict[int, list[TopicPartition]]:
-        """Return who leads each; topics are asked for first where they, or partitions of them, are not known.
+        """Return the partitions by their leaders. Metadata is asked for first if topics, or partitions of them, are not
+        known.
 
         A partition without a leader is an error, which is put into `failed` if that is given.
         """

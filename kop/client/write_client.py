@@ -88,7 +88,7 @@ class WriteClient:
         self._topics: dict[str, _Topic] = {}
 
     def hurry(self, seconds: float) -> None:
-        """Try nothing again once so many seconds are over. For any thread."""
+        """Retry nothing after so many seconds from now. For any thread."""
         self._connection.hurry(seconds)
 
     def close(self) -> None:
@@ -98,9 +98,10 @@ class WriteClient:
     # -- topics
 
     def leaders(self, topic: str, *, make: bool = True) -> Mapping[int, int]:
-        """Return the server that leads each partition, -1 for none at the moment. Empty: there is no such topic.
+        """Return the server that leads each partition, -1 for none at the moment; empty if there is no such topic.
 
-        `make`: a cluster that makes topics by their first use makes this one.
+        `make`: a cluster that makes topics by their first use makes this one. ClientError if a topic cannot have this
+        name, or, with `make`, does not exist.
         """
         known = self._topics.get(topic)
         if known is not None and clock.monotonic() < known.known_at + METADATA_SECONDS:
@@ -133,7 +134,7 @@ class WriteClient:
             return False
 
     def takes_name(self, topic: str) -> bool:
-        """Return if there can be a topic of this name, and this user may know of it."""
+        """Return if a topic can have this name, and this user may know of it."""
 
         def ask() -> bool:
             (described,) = self._connection.metadata([topic])
@@ -193,7 +194,7 @@ class WriteClient:
         return made
 
     def _create(self, topic: str, count: int, configs: Mapping[str, str]) -> int:
-        """Ask for a topic of `count` partitions; the error code."""
+        """Ask for a topic of `count` partitions; returns the error code of the answer."""
         config_class = CreateTopicsRequest.CreatableTopic.CreatableTopicConfig
         new = CreateTopicsRequest.CreatableTopic(
             name=topic,
@@ -404,8 +405,9 @@ class WriteClient:
     ) -> None:
         """Commit offsets of a group in the producer's transaction, which begins with them if nothing was before.
 
-        `added`: `add_partitions` was told of the group already. The transactional id fences whoever else would commit;
-        with a `member`, its group does, too (KIP-447): NotMemberError says so.
+        `added`: `add_partitions` was told of the group already. The transactional id fences others that would commit.
+        With a `member`, its group does, too (KIP-447): NotMemberError if the member is not of the group's generation
+        any more.
         """
         name = producer.transactional_id or ""
         topic_class = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
@@ -451,7 +453,7 @@ class WriteClient:
             raise NotMemberError(f"{error}") from None
 
     def check_member(self, group: str, member: MemberIdentity) -> None:
-        """Ask the server for a member of a group; NotMemberError if it is none of its generation any more."""
+        """Ask the server if `member` belongs to the present generation of a group. NotMemberError if it does not."""
 
         def ask() -> None:
             answer = self._connection.send(
@@ -482,7 +484,7 @@ class WriteClient:
         self._patiently(ask, coordinator=(GROUP, group))
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, Exception]:
-        """Commit offsets of a group without members; the errors of partitions that were refused."""
+        """Commit offsets of a group without members; returns the errors of the partitions that were refused."""
         topics: dict[str, list[Any]] = {}
         topic_class = OffsetCommitRequest.OffsetCommitRequestTopic
         for (topic, partition), offset in offsets.items():
@@ -516,8 +518,8 @@ class WriteClient:
         return self._patiently(ask, coordinator=(GROUP, group))
 
     def end_transaction(self, producer: Identity, commit: bool = True) -> None:
-        """Commit the producer's transaction, or abort it. Asked again if the answer was lost: a repeated end is the
-        same.
+        """Commit the producer's transaction, or abort it. The request is sent again if the answer was lost, which does
+        no harm.
         """
         self._change_transaction(producer, EndTxnRequest, committed=commit)
 
@@ -585,7 +587,8 @@ def _of_producer(request_class: Any, producer: Identity, **fields: Any) -> Any:
 def _cut(
     batches: Mapping[TopicPartition, Sequence[bytes | bytearray]], places: Collection[TopicPartition], max_bytes: int
 ) -> Sequence[_Cut]:
-    """Return which batches go into which request: IN_FLIGHT of as many as fit into `max_bytes`, one at least.
+    """Return the batches of each request: IN_FLIGHT requests with as many batches as fit into `max_bytes`, one at
+    least.
 
     The next batch of a partition is in the request behind that of the one before it. The first batch of a producer goes
     alone: a server that knows no sequence yet would take the one behind it, too, if it did not take that one.

@@ -81,8 +81,8 @@ class BrokerConfigs:
     """
 
     def __init__(self, rows: Iterable[SettingRow]) -> None:
-        """Check the defaults of topic configs. `rows` are all settings as they are configured; ConfigError if the
-        default of a topic config cannot be kept.
+        """Check the defaults of topic configs. `rows` are all settings as they are configured. ConfigError if the
+        default of a topic config is not supported here.
         """
         self._engine: SmallValues | None = None
         self._altered: dict[str, dict[str, str]] = {}
@@ -125,7 +125,7 @@ class BrokerConfigs:
         engine.on_state(self._changed_by_another_broker)
 
     async def _read(self) -> bool:
-        """Take over the altered settings that the engine keeps; True if they are others than before."""
+        """Apply the altered settings that the engine keeps; True if they differ from those before."""
         assert self._engine is not None
         valid: dict[str, dict[str, str]] = {}
         for resource in (self.broker_id, ""):  # the cluster's last: another broker may be writing it
@@ -190,8 +190,8 @@ class BrokerConfigs:
         return self._altered.get(resource, {})
 
     def origins(self, name: str) -> tuple[Origin, ...]:
-        """Return every place that sets `name`, the winner first: altered here, altered for all, configured, the
-        default.
+        """Return every place that sets `name`, in the order of precedence, so that the first one is in force: altered
+        here, altered for all, configured, the default.
         """
         row = self._rows.get(name)
         if row is None and name not in DYNAMIC:
@@ -257,10 +257,10 @@ class BrokerConfigs:
         *,
         validate_only: bool = False,
     ) -> None:
-        """Replace the altered settings of a level by what `change` makes of them; durable and in force on return.
+        """Replace the altered settings of a level by the result of `change` on them; durable and in force on return.
 
-        `change` may be called several times: what it makes of its own result has to be the same.
-        INVALID_REQUEST for another broker, a setting that cannot be altered at run time, or a bad value.
+        `change` may be called several times: applied to its own result it must give the same. INVALID_REQUEST for
+        another broker, a setting that cannot be altered at run time, or a bad value.
         """
         self.check_resource(resource)
         if self._engine is None:

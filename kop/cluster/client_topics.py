@@ -120,7 +120,7 @@ class ClientTopics:
         return topic if topic is None or canonical == name else replace(topic, name=name)
 
     def is_internal(self, name: str) -> bool:
-        """Return true if the name is that of a topic of the gateway's own, which need not be there yet."""
+        """Return true if the name is that of a topic of the gateway's own, even if that does not exist yet."""
         return name in RESERVED or ((topic := self.get(name)) is not None and topic.internal)
 
     def by_id(self, topic_id: UUID) -> TopicInfo | None:
@@ -152,9 +152,9 @@ class ClientTopics:
         return local if namespace == self._home else f"{namespace}/{local}"
 
     def canonical_prefix(self, prefix: str) -> str:
-        """Return what the canonical names of the topics begin with of which some name begins with `prefix`.
+        """Return the common prefix of the canonical names of all topics that have some name beginning with `prefix`.
 
-        INVALID_REQUEST for one that means all topics of the home namespace: their canonical names have no beginning in
+        INVALID_REQUEST if that means all topics of the home namespace: their canonical names have no beginning in
         common.
         """
         if "/" not in prefix or self._home is None:
@@ -210,17 +210,17 @@ class ClientTopics:
         ]
 
     async def find(self, names: Iterable[str | None]) -> None:
-        """Have storage look for those of `names` that are topics of other Pulsar namespaces and not known yet."""
+        """Ask storage to look for those of `names` that are topics of other Pulsar namespaces and not known yet."""
         if to_find := self.names_to_find(names):
             await self._engine.topics.find(to_find)
 
     async def look_again(self, names: Collection[str]) -> None:
-        """Have storage look again for topics that are not known: another broker may have made them a moment ago."""
+        """Ask storage to look again for topics that are not known: another broker may have made them a moment ago."""
         await self._engine.topics.find(names)
 
     def missing(self, name: str) -> ErrorCode:
-        """Return the error for a client that names a topic which `get` does not know, mostly
-        UNKNOWN_TOPIC_OR_PARTITION.
+        """Return the error for a client that names a topic which `get` does not know: the one with which storage failed
+        to find it, else UNKNOWN_TOPIC_OR_PARTITION.
         """
         return self._engine.topics.missing(self.canonical_name(name)) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
@@ -251,7 +251,7 @@ class ClientTopics:
         return not prefix or self._engine.topics.is_listed(prefix.removesuffix("/"))
 
     async def list_space(self, prefix: str) -> None:
-        """Have storage find all topics of a space. BackendError if it cannot."""
+        """Ask storage to find all topics of a space. BackendError if it cannot."""
         await self._engine.topics.list_namespace(prefix.removesuffix("/"))
 
     def all(self) -> Sequence[TopicInfo]:

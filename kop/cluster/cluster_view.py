@@ -54,7 +54,7 @@ class ClusterView:
         return self._ids
 
     def endpoints(self, own: tuple[str, int], listener: str = "") -> list[tuple[int, str, int]]:
-        """Return id, host and port of each broker that has the listener by which the asking client came.
+        """Return id, host and port of each broker that has the listener over which the asking client has connected.
 
         `own` is this broker's address as the client knows it.
         """

@@ -20,7 +20,7 @@ class ProducerIds:
         self._lock = asyncio.Lock()
 
     async def take(self) -> int:
-        """Return a producer id that nobody had before. KopError if storage cannot reserve any."""
+        """Return a producer id that was never given before. KopError if storage cannot reserve any."""
         async with self._lock:
             while (producer_id := next(self._block, None)) is None:
                 self._block = iter(await self._engine.reserve_producer_ids())

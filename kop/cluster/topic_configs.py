@@ -159,15 +159,17 @@ class ConfigSpec:
     """True if a repeated item of a LIST counts once (KIP-1161). The text is kept as it was written."""
 
     def parse(self, text: str) -> Any:
-        """Return the value of `text`: bool, int, float, str, or list of str. INVALID_CONFIG with Kafka's wording."""
+        """Return the value of `text`: bool, int, float, str, or list of str. INVALID_CONFIG, in Kafka's words, if it is
+        not of the config's type or range.
+        """
         value = self._read(text.strip())
         if self.check is not None and (reason := self.check(value)) is not None:
             raise self._invalid(text, reason)
         return value
 
     def parse_wanted(self, text: str) -> Any:
-        """Parse a value that a client asks for. It is INVALID_CONFIG also if it is legal in Kafka and cannot be kept
-        here.
+        """Parse a value that a client asks for. INVALID_CONFIG if it cannot be parsed, or is legal in Kafka but not
+        supported here.
         """
         value = self.parse(text)
         if self.refused is not None and (reason := self.refused(value)) is not None:
@@ -354,7 +356,7 @@ TOPIC_CONFIGS: Final[Mapping[str, ConfigSpec]] = {
 
 
 def spec_of(name: str) -> ConfigSpec:
-    """Return the config of that name; INVALID_CONFIG that names the nearest where there is none."""
+    """Return the config of that name. INVALID_CONFIG if there is none; its text names the most similar one."""
     spec = TOPIC_CONFIGS.get(name)
     if spec is None:
         near = difflib.get_close_matches(name.lower().replace("_", "."), TOPIC_CONFIGS, 1, 0.6)
@@ -364,9 +366,10 @@ def spec_of(name: str) -> ConfigSpec:
 
 
 def check_configs(configs: Mapping[str, str | None], *, internal: bool = False) -> dict[str, str]:
-    """Check the configs that a topic is to have as its own, all of them; return them. Raises INVALID_CONFIG.
+    """Check the configs that a topic is to have as its own, all of them, and return them. INVALID_CONFIG if one is
+    unknown, None or wrong, or does not fit another one.
 
-    `internal`: the topic holds the state of groups, which only compaction may take records from.
+    `internal`: the topic holds the state of groups, which only compaction may delete records from.
     """
     checked: dict[str, str] = {}
     values: dict[str, Any] = {}
@@ -401,7 +404,9 @@ class BrokerDefaults(Protocol):
         """True once the settings that were altered in earlier runs are known."""
 
     def origins(self, name: str) -> tuple[Origin, ...]:
-        """Return every place that sets the broker setting `name`, the winner first; empty for an unknown one."""
+        """Return every place that sets the broker setting `name`, in the order of precedence, so that the first one is
+        in force; empty for an unknown setting.
+        """
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call `callback` after each change of a setting."""
@@ -447,8 +452,8 @@ class ProduceRules:
     def stored(self, batch: Buffer, header: BatchHeader, records: Buffer | None = None) -> tuple[Buffer, BatchHeader]:
         """Return a checked batch as it is to be stored, and its header: `batch` itself unless its codec has to change.
 
-        `records` are the batch's own without compression, where the caller has them. INVALID_RECORD if they cannot
-        be decompressed, MESSAGE_TOO_LARGE if the batch is too large in the other codec.
+        `records` are the batch's own without compression, if the caller has them. INVALID_RECORD if they cannot be
+        decompressed, MESSAGE_TOO_LARGE if the batch is too large in the other codec.
         """
         if not self.changes_codec(header):
             return batch, header
@@ -532,7 +537,9 @@ class TopicConfigs:
         )
 
     def text(self, configs: Mapping[str, str], name: str) -> str:
-        """Return the effective value of a config on a topic with these of its own, as text."""
+        """Return the value, as text, of the config `name` that is in force on a topic with `configs` of its own: that
+        of the topic, else the broker's default.
+        """
         own = configs.get(name)
         return own if own is not None else self._inherited(TOPIC_CONFIGS[name])[0].value or ""
 
@@ -615,7 +622,9 @@ class TopicConfigs:
             yield ConfigRow(spec.name, value, False, source, spec.type, spec.doc, synonyms)
 
     def _inherited(self, spec: ConfigSpec) -> tuple[Origin, ...]:
-        """Return the broker's values and the default of a config, in its own unit, the winner first; never empty."""
+        """Return the broker's values and the default of a config, in the config's own unit, in the order of precedence;
+        never empty.
+        """
         origins = self._defaults.get(spec.name)
         if origins is None:
             names = _SYNONYMS.get(spec.name, ((spec.broker, 1),) if spec.broker else ())

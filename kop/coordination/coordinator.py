@@ -84,8 +84,8 @@ class Coordinator(ABC, Generic[LoadedT]):
         return self.ownership.refusal(key, surely=surely)
 
     def in_doubt(self, keys: Iterable[str]) -> set[int]:
-        """Return partitions of these keys that another broker may have taken over meanwhile: `verify` has to ask about
-        them before anything is answered from memory.
+        """Return those partitions of these keys that another broker may have taken over meanwhile. Before anything is
+        answered from memory, `verify` has to ask about them.
         """
         return self.ownership.in_doubt(keys)
 

@@ -23,5 +23,7 @@ _ANSWERS: Final = {
 
 
 def answer_for(failed_write: ErrorCode) -> ErrorCode:
-    """Return the error for a client if the record that its answer needs could not be written."""
+    """Return the error code for a client whose answer needs a record that could not be written; `failed_write` is the
+    error of that write.
+    """
     return _ANSWERS.get(failed_write, failed_write)

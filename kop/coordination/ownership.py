@@ -130,8 +130,9 @@ class Ownership(Generic[T]):
         """Return NONE if the partition of `key` is served here, else the error for the client.
 
         `surely` is for an answer from memory, which must not be older than another broker's: it gets
-        COORDINATOR_LOAD_IN_PROGRESS if the partition is in doubt. While the live brokers are not known every answer
-        counts as such a one: a broker that was stopped for a while may have been replaced.
+        COORDINATOR_LOAD_IN_PROGRESS if the partition is in doubt, that is, if another broker may have taken it over.
+        While the live brokers are not known every answer is handled so: a broker that was stopped for a while may have
+        been replaced.
         """
         return self._closed or self.refusal_of_partition(self._log.partition_of(key), surely=surely)
 
@@ -177,10 +178,11 @@ class Ownership(Generic[T]):
     # -- life
 
     async def start(self) -> None:
-        """Open the topic and take over this broker's partitions. Ends when each of them is served or was refused once.
+        """Open the topic and take over this broker's partitions. Returns when each of them is served or was refused
+        once.
 
-        What is not served after some seconds is tried again behind this call until it is. KopError if there can be
-        no such topic; a failure that passes is tried again for a minute.
+        What is not served after some seconds is tried again in the background until it is. KopError if the topic is not
+        possible; a failure that may pass is tried again for a minute.
         """
         await retried(f"open the topic {self._log.name}", self._log.open, passes=passes, seconds=_OPEN_SECONDS)
         self._states = [ErrorCode.NOT_COORDINATOR] * self._log.partitions
@@ -259,8 +261,8 @@ class Ownership(Generic[T]):
         return self._leader_choice is None or self._leader_choice.is_leader(self._log.topic_id, partition)
 
     def _settle(self) -> None:
-        """Take over or give up partitions according to the live brokers, and verify the lead of those that are
-        served.
+        """Take over or give up partitions according to the live brokers, and verify with storage that those that are
+        served are still led by this broker.
         """
         for partition in range(len(self._states)):
             self._settle_one(partition)

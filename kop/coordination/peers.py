@@ -91,7 +91,7 @@ class _PeerConnection:
 
     async def call(self, client_id: str, message: Message, header_tags: bytes) -> bytes:
         """Send a request and return the answer without its correlation id. ConnectionError if the connection ends
-        before it came.
+        before the answer comes.
         """
         if self.lost:
             raise ConnectionError("the connection was lost")
@@ -150,9 +150,9 @@ class Peers:
     async def call(
         self, broker_id: int, message: Message, tags: Mapping[int, bytes] = MappingProxyType({})
     ) -> PeerAnswer:
-        """Send a request whose version is flexible, with the tagged fields of its header, and wait for its answer.
+        """Send a request whose version is flexible, with the tagged fields of its header, and return the answer.
 
-        KopError with NETWORK_EXCEPTION if none came: it is not known whether the broker did what it was asked.
+        KopError with NETWORK_EXCEPTION if none came: it is not known if the broker has carried the request out.
         """
         address = self._address(broker_id)
         if address is None:
@@ -174,7 +174,9 @@ class Peers:
         )
 
     async def _connected(self, broker_id: int, address: tuple[str, int]) -> _PeerConnection:
-        """Return a connection to the broker, one whose answers come in time if there is or may be one."""
+        """Return a connection to the broker: one whose answers come in time, if there is one or a new one may be
+        made.
+        """
         async with self._connecting.setdefault(broker_id, asyncio.Lock()):
             for connection in tuple(self._connections.get(broker_id, ())):
                 if connection.address != address or connection.lost:

@@ -94,16 +94,18 @@ class _Append:
         """Do nothing: batches of a state topic are not compressed, so no memory is needed to decompress them."""
 
     def appended(self, place: int, result: AppendResult) -> None:
-        """Take the result of a batch that is stored: its writes are told in the loop's next turn."""
+        """Note that a batch is stored: the callbacks of its writes are called in the loop's next turn."""
         self._ended(self, None)
 
     def append_failed(self, place: int, error: KopError) -> None:
-        """Take the failure of a batch: its writes are told in the loop's next turn."""
+        """Note that a batch has failed: the callbacks of its writes are called in the loop's next turn."""
         self._ended(self, error.fresh_copy())
 
 
 def passes(error: BaseException) -> bool:
-    """Return true if the same request of a state topic may succeed later: as clients see it."""
+    """Return true if the failure may pass, so that the same request of a state topic may succeed later; judged by the
+    error code for clients.
+    """
     return isinstance(error, KopError) and error.code in _PASSING
 
 
@@ -135,9 +137,9 @@ class StateLog:
         """The number of writes that were refused since storage began to fail; one log line tells of all of them."""
 
     async def open(self) -> None:
-        """Find the topic, or make it; one that is there keeps its partitions and configs as they are.
+        """Find the topic, or make it; one that exists keeps its partitions and configs as they are.
 
-        KopError of `Topics.create` where the topic cannot be made, InternalError if a partition is missing.
+        KopError if the topic cannot be made (see `Topics.create`), InternalError if a partition is missing.
         """
         topics = self._engine.topics
         topic = topics.get(self.name)
@@ -157,7 +159,7 @@ class StateLog:
         self.topic_id = topic.topic_id
 
     async def reopen(self) -> None:
-        """Open the topic that has the name now, where that is another one: somebody deleted it, or made it again.
+        """Open the topic that has the name now, if that is another one: somebody deleted it, or made it again.
 
         InternalError if it has another number of partitions: whoever coordinates them has to be started again.
         """
@@ -236,12 +238,16 @@ class StateLog:
         return offset
 
     def follower(self, partition: int, take: Take) -> Follower:
-        """Return what follows a partition that any broker may write. `take` is given what it has learned."""
+        """Return an object that follows a partition that any broker may write. `take` is called with the newest values
+        that were read.
+        """
         log = self._logs[partition]
         return Follower(log, partial(self._read_on, log), take)
 
     def write(self, partition: int, records: Sequence[KeyValue], written: Written) -> None:
-        """Append records to a partition, all of them or none, and call `written` when that has ended."""
+        """Append records to a partition, all of them or none, and call `written` with the outcome when they are stored
+        or have failed.
+        """
         if not self._queued:
             asyncio.get_running_loop().call_soon(self.flush)
         self._queued.setdefault(partition, []).append(_Write(records, written))
@@ -327,13 +333,14 @@ class Follower:
 
     @property
     def age(self) -> float:
-        """Seconds since all that was durable was surely known; 0 if nobody else writes."""
+        """Seconds since it was last certain that everything durable was read; 0 if nobody else writes."""
         if self._log.sole_writer and self._next is not None:
             return 0.0
         return clock.monotonic() - self._looked_at
 
     async def catch_up(self, *, ask: bool = True) -> None:
-        """Take all that is durable now; KopError if it cannot be read, and then the next call reads everything again.
+        """Read all that is durable now, and hand it to `take`. KopError if it cannot be read; the next call then reads
+        everything again.
 
         Without `ask` storage is not asked for the end of the log: somebody has just told where it is.
         """

@@ -21,7 +21,7 @@ LONGEST_SECONDS: Final = 60.0
 
 
 def wait_seconds(failures: int) -> float:
-    """Return how long what has failed so many times waits for its next attempt."""
+    """Return the seconds that a message waits for its next attempt after so many failures."""
     # The exponent is bounded: a message may fail for ever, and 2.0 ** 1024 is no number.
     return min(FIRST_SECONDS * 2.0 ** min(failures - 1, 20), LONGEST_SECONDS)
 
@@ -53,7 +53,7 @@ class Acks:
         """The same by time, with times that do not hold any more."""
 
     def taken(self, partition: TopicPartition, offset: int) -> None:
-        """Note a message that is not done yet."""
+        """Note that the message at this offset was taken, which is not done yet."""
         state = self._partitions.get(partition)
         if state is None:
             state = self._partitions[partition] = _Partition(told=offset)
@@ -62,7 +62,7 @@ class Acks:
         state.next = offset + 1
 
     def all_done(self, partition: TopicPartition, offset: int, count: int, next_offset: int) -> None:
-        """Note so many messages, from an offset on to before another, that were taken and are done already."""
+        """Note that `count` messages, from `offset` on to before `next_offset`, were taken and are done already."""
         state = self._partitions.get(partition)
         if state is None:
             state = self._partitions[partition] = _Partition(told=offset)
@@ -70,7 +70,7 @@ class Acks:
         state.next = next_offset
 
     def passed(self, partition: TopicPartition, next_offset: int) -> None:
-        """Note that there is no message between those that were taken and an offset."""
+        """Note that there is no further message from the last one that was taken up to `next_offset`."""
         state = self._partitions.get(partition)
         if state is None:
             state = self._partitions[partition] = _Partition()
@@ -84,7 +84,9 @@ class Acks:
             self._due.pop((partition, offset), None)
 
     def failed(self, partition: TopicPartition, offset: int, now: float) -> float | None:
-        """Note that a call has failed, and return when the message is due again; None: it was tried often enough."""
+        """Note that a call has failed, and return the time at which the message is due again; None if it was tried
+        often enough. `now` is the time.
+        """
         failures = self._failures.get((partition, offset), 0) + 1
         self._failures[partition, offset] = failures
         if self._max_retries is not None and failures > self._max_retries:

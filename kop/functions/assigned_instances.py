@@ -25,7 +25,7 @@ ASK_SECONDS: Final = 15.0
 
 
 def unknown(error: str) -> dict[str, Any]:
-    """Return the InstanceStatus, as JSON, of an instance of which only this is known."""
+    """Return the InstanceStatus, as JSON, of an instance of which only this error is known."""
     return asdict(InstanceStatus(False, error, None, clock.wall_ms(), 0, [], None))
 
 
@@ -68,7 +68,9 @@ class AssignedInstances:
         return self._unpacking.next_try()
 
     def run(self, assignments: Mapping[InstanceName, Assignment], definitions: Mapping[str, Definition]) -> None:
-        """Run what is assigned to this worker, and end what is not any more. For one thread; it may take a second."""
+        """Start the assigned instances that do not run here yet, and end those that are not assigned to this worker any
+        more. For one thread; it may take a second.
+        """
         wanted: dict[InstanceName, WantedInstance] = {}
         unusable: dict[InstanceName, InstanceStatus] = {}
         mine: dict[InstanceName, tuple[Assignment, Definition]] = {}
@@ -102,7 +104,9 @@ class AssignedInstances:
         self._wanted, self._unusable = wanted, unusable
 
     def _place(self, digest: str, name: str) -> CodePlace:
-        """Return where the code of a package lies here; PackageError says why it cannot be had."""
+        """Return the folder of a package's code on this machine. PackageError if it cannot be unpacked, or is not there
+        as a whole.
+        """
         package = self._packages.package(digest, name)
         if package is None:
             raise PackageError(
@@ -119,14 +123,17 @@ class AssignedInstances:
     ) -> dict[str, Any]:
         """Return the answer of an instance to a question, or a field `error`.
 
-        `assigned` returns its assignment, None if it is not assigned here: what that says is waited for.
+        `assigned` returns the instance's assignment, None if it is not assigned here. Until the processes have it as
+        `assigned` says, the question waits.
         """
         await until(lambda: self._is_applied(name, assigned()), SEEN_SECONDS)
         seconds = float(question.get("seconds", ASK_SECONDS))
         return await asyncio.to_thread(self._processes.ask, name, question, seconds)
 
     def _is_applied(self, name: InstanceName, assignment: Assignment | None) -> bool:
-        """Return if the processes know what is assigned of an instance."""
+        """Return if the processes run an instance as it is assigned now; an `assignment` of None is that it does not
+        run here.
+        """
         wanted = self._wanted.get(name)
         if assignment is None or assignment.worker != self._worker_id or name in self._unusable:
             return wanted is None

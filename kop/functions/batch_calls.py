@@ -44,7 +44,9 @@ class BatchCalls(CallBase):
         return self._open.keys()
 
     def take(self, taken: Taken, deadline: float) -> int:
-        """Call a batch; returns the number of its rows."""
+        """Call the function with a batch; returns the number of the batch's rows. A failure of the call is handled
+        here.
+        """
         partition, batch, behind = taken
         if len(batch):
             self._stats.took(len(batch))
@@ -54,7 +56,7 @@ class BatchCalls(CallBase):
         return len(batch)
 
     def retry(self) -> bool:
-        """Call what is due again; returns True if there was any."""
+        """Call the function again with the batches that are due; returns True if there were any."""
         due = self._acks.due(clock.monotonic())
         for partition, _ in due:
             if self._stopping():
@@ -96,7 +98,9 @@ class BatchCalls(CallBase):
             self._answer(records_of(batch), None)
 
     def _failed(self, partition: TopicPartition, batch: pa.RecordBatch, error: Exception) -> None:
-        """Let a batch wait for its next attempt, make its messages dead letters, or give it up."""
+        """Keep a batch for its next attempt, if it has one. Else write its messages to the dead letter topic, or only
+        log that they are lost if the guarantee is ATMOST_ONCE.
+        """
         if isinstance(error, StateLostError):
             self._open[partition] = batch
             return
@@ -113,7 +117,9 @@ class BatchCalls(CallBase):
     # -- its result
 
     def _rows(self, source: TopicPartition, result: Any) -> list[tuple[TopicPartition, pa.RecordBatch]]:
-        """Return what is to be written to which partition; OutputError for a result that cannot be."""
+        """Return the rows of a result that are to be written, by their partitions. OutputError if the result is no
+        record batch, or its columns cannot be written.
+        """
         import pyarrow as pa  # noqa: PLC0415 - an extra, which functions that take batches alone need
         import pyarrow.compute as pc  # noqa: PLC0415
 
@@ -187,7 +193,7 @@ def _values(array: pa.Array) -> Sequence[Any]:
 
 
 def batch_of(partition: TopicPartition, records: Sequence[InputRecord]) -> pa.RecordBatch:
-    """Return messages of a partition as a batch, with the columns that one has that was read as such."""
+    """Return messages of a partition as a record batch, with the same columns as a batch that was read from a topic."""
     import pyarrow as pa  # noqa: PLC0415
 
     rows = [
@@ -207,7 +213,7 @@ def batch_of(partition: TopicPartition, records: Sequence[InputRecord]) -> pa.Re
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterable[NewRecord]:
-    """Return the rows of a result as single records that are to be written; without a time it is None."""
+    """Yield the rows of a result as single records to write; the timestamp is None if the row has none."""
     for row in batch.to_pylist():
         time = row.get("timestamp")
         milliseconds = None if time is None else int(time.timestamp() * 1000) if hasattr(time, "timestamp") else time

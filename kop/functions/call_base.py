@@ -82,7 +82,7 @@ class CallBase:
     # -- for the loop of the instance
 
     def close(self) -> None:
-        """End what the calls ran on, if there is anything."""
+        """End the threads or loops on which functions were called, if there are any."""
 
     def positions(self) -> Mapping[TopicPartition, int]:
         """Return the offsets up to which all is done, of partitions that had messages. For any thread."""
@@ -93,15 +93,19 @@ class CallBase:
         return self._acks.reached()
 
     def next_due(self) -> float | None:
-        """Return when a message is to be tried again."""
+        """Return the time at which a message is to be tried again; None if none is."""
         return self._acks.next_due()
 
     def committable(self) -> dict[TopicPartition, int]:
-        """Return the offsets that have moved since the last time, once what is done is written."""
+        """Return the offsets that have moved since the last call of this: they may be committed once the outputs are
+        written.
+        """
         return self._acks.committable()
 
     def written(self) -> None:
-        """Tell the callbacks of publishes, and who waits for a message, that theirs is written."""
+        """Note that the outputs are written: call the callbacks of publishes, and answer those who wait for a
+        message.
+        """
         answers, self._answers = self._answers, []
         for number, answer in answers:
             self._triggers.answer(number, answer)
@@ -115,17 +119,19 @@ class CallBase:
     # -- what a call has asked for
 
     def _publish(self, source: int, effect: Publish) -> None:
-        """Write what a call has published; `source` is the number of the partition that its message is of."""
+        """Add what a call has published to the outputs; `source` is the number of the partition that the call's message
+        came from.
+        """
         self._outputs.add(effect.topic, source, (effect.key, effect.value, effect.headers, effect.timestamp))
         if effect.callback is not None:
             self._callbacks.append(effect)
 
     def _answer(self, records: Iterable[InputRecord], output: bytes | None) -> None:
-        """Answer those who wait for one of these messages, once what is done is written."""
+        """Note answers for those who wait for one of these messages; they get `output` once the outputs are written."""
         self._answers += [(number, TriggerAnswer(output)) for number in self._numbers(records)]
 
     def _numbers(self, records: Iterable[InputRecord]) -> list[bytes]:
-        """Return the ids of those messages that somebody waits for."""
+        """Return the ids of those messages that a trigger request waits for."""
         if not self._triggers:
             return []
         numbers = (self._triggers.number_of(record[4]) for record in records)
@@ -134,7 +140,7 @@ class CallBase:
     # -- a call that has failed
 
     def _note_failure(self, records: Iterable[InputRecord], where: str, error: Exception) -> None:
-        """Count a failure, and tell it to those who wait for one of the messages."""
+        """Count a failure, and tell it to those who wait for one of the messages. `where` names the messages."""
         self._stats.failed(error, where, by_function=not isinstance(error, SerdeError | OutputError))
         for number in self._numbers(records):
             self._triggers.answer(number, TriggerAnswer(error=f"{type(error).__name__}: {error}"))
@@ -143,7 +149,9 @@ class CallBase:
         self._logger.warning("the function failed at %s; next attempt in %.1f s", where, seconds, exc_info=error)
 
     def _give_up(self, partition: TopicPartition, records: Iterable[InputRecord], what: str, error: Exception) -> None:
-        """Make messages dead letters, or let them go if they may not be called again; `what` says which they are."""
+        """Write messages to the dead letter topic; with ATMOST_ONCE, which never calls twice, only log that they are
+        lost. `what` names them in the log.
+        """
         if not self._tries:
             self._logger.error("%s is lost (ATMOST_ONCE): the function failed", what, exc_info=error)
             return
@@ -166,7 +174,9 @@ def dead_letter_topic(spec: FunctionSpec, partition: TopicPartition) -> str:
 
 
 def dead_letter(spec: FunctionSpec, partition: TopicPartition, record: InputRecord, error: Exception) -> NewRecord:
-    """Return what is written of a message that was tried often enough: with Pulsar's headers, and the last error."""
+    """Return the dead letter of a message that was tried often enough: the record to write, with Pulsar's headers and
+    the last error.
+    """
     headers = [
         *record[4],
         ("REAL_TOPIC", partition[0].encode()),

@@ -54,7 +54,7 @@ class Calls(CallBase):
         self._loop: asyncio.AbstractEventLoop | None = asyncio.new_event_loop() if self._code.is_async else None
 
     def close(self) -> None:
-        """End what asynchronous calls ran on."""
+        """End the event loop of asynchronous functions."""
         if self._loop is not None:
             self._loop.close()
 
@@ -68,7 +68,9 @@ class Calls(CallBase):
         return (partition, None) in self._blocked or self._acks.ahead(partition) >= AHEAD_RECORDS
 
     def take(self, taken: Taken, deadline: float) -> int:
-        """Call messages until the deadline, a stop, or until the partition waits; returns how many, one at least."""
+        """Call the function with messages until the deadline, a stop, or until the partition waits; returns how many
+        were taken, one at least. Failures of calls are handled here.
+        """
         partition, records, behind = taken
         self._begin(partition)
         if self._loop is not None:
@@ -94,7 +96,7 @@ class Calls(CallBase):
         return number
 
     def _take_many(self, partition: TopicPartition, records: Sequence[InputRecord], deadline: float) -> int:
-        """Do what `_take_singly` does, for messages none of which waits for another."""
+        """Call the function with messages as `_take_singly` does, but many at once: none of them waits for another."""
         if self._open:
             records = records[: max(1, AHEAD_RECORDS - self._acks.ahead(partition))]
         rest = iter(records)
@@ -120,10 +122,11 @@ class Calls(CallBase):
         start: int,
         deadline: float,
     ) -> tuple[int, tuple[InputRecord, CallResult | Exception] | None]:
-        """Call the messages of `rest`, those of `records` from `start` on, while they give results and state alone.
+        """Call the function with the messages of the iterator `rest`, which are those of `records` from `start` on. End
+        at the first message that fails or asks for something other than state, and at the deadline.
 
-        Returns how many are done, and the one behind them if it failed or asked for something. What is the same for all
-        is done once: this is where the time of a function goes that is quick.
+        Returns how many are done, and the message that it ended at with its result or error. Quick functions spend
+        their time here, so what is the same for all messages is done once.
         """
         context, effects = self._context, self._effects
         calling, stopping, now, begin = self._calling, self._stopping, clock.monotonic, context.begin
@@ -173,7 +176,9 @@ class Calls(CallBase):
         offsets: Sequence[int],
         began: float,
     ) -> int:
-        """Take what so many messages gave; returns how many they are."""
+        """Add the results of `number` messages, those of `records` from `start` on, to the outputs, and note that they
+        are done; returns `number`. `values` and `offsets` are of the messages that have a result.
+        """
         if number:
             self._outputs.add_results(self._spec.output, partition, values, offsets)
             self._acks.all_done(partition, records[start][0], number, records[start + number - 1][0] + 1)
@@ -186,7 +191,7 @@ class Calls(CallBase):
         self._calling[PARTITION] = self._partitions[partition]
 
     def retry(self) -> bool:
-        """Call what is due again; returns True if there was any."""
+        """Call the function again with the messages that are due; returns True if there were any."""
         due = self._acks.due(clock.monotonic())
         for partition, offset in due:
             if self._stopping():
@@ -209,19 +214,23 @@ class Calls(CallBase):
         return None
 
     def _one(self, partition: TopicPartition, record: InputRecord) -> None:
-        """Call a message, or let it wait for one before it."""
+        """Call the function with a message, or keep it behind an earlier message that it waits for."""
         if self._blocked and (waiting := self._waiting_before(partition, record)) is not None:
             waiting.append(record)
         else:
             self._call(partition, record)
 
     def _waiting_before(self, partition: TopicPartition, record: InputRecord) -> deque[InputRecord] | None:
-        """Return what waits together with a message; None if it waits for nothing."""
+        """Return the queue of messages that wait for the same failed message as this one; None if this one waits for
+        none.
+        """
         unit = self._unit(partition, record)
         return None if unit is None else self._blocked.get(unit)
 
     def _release(self, unit: Unit) -> None:
-        """Call what has waited; the rest waits on where one of them fails."""
+        """Call the function with the messages that have waited for a failed one. If one of them fails, the rest waits
+        on.
+        """
         waiting = self._blocked.pop(unit, None)
         while waiting and not self._stopping():
             if self._call(unit[0], waiting.popleft()):
@@ -229,7 +238,7 @@ class Calls(CallBase):
                 return
 
     def _call(self, partition: TopicPartition, record: InputRecord) -> bool:
-        """Call a message; returns True if it is to be tried again."""
+        """Call the function with a message; returns True if it is to be called again with it."""
         self._calling[OFFSET] = record[0]
         if self._loop is not None:
             outcome = self._loop.run_until_complete(self._awaited(partition, record))
@@ -252,7 +261,9 @@ class Calls(CallBase):
         return self._done(partition, record, outcome)
 
     def _given(self, result: Any, effects: Sequence[Effect], began: float) -> CallResult:
-        """Return what is to be written; raises what the output's serde raises."""
+        """Return the output and the effects of a call as they are to be written. OutputError if one is too large for a
+        record; else the error of the output's serde.
+        """
         output: bytes | None = None
         if result is not None and self._spec.output:
             output = self._output.serialize(result)
@@ -262,7 +273,9 @@ class Calls(CallBase):
         return CallResult(output, effects, clock.monotonic() - began)
 
     def _done(self, partition: TopicPartition, record: InputRecord, given: CallResult) -> bool:
-        """Take what a call gave; returns True if the function asked for another attempt instead."""
+        """Apply the effects of a call that went well, and add its output; returns True if the function asked for
+        another attempt by `context.nack`.
+        """
         here = partition, record[0]
         if given.effects:
             if any(
@@ -296,7 +309,9 @@ class Calls(CallBase):
             self._failed(effect.partition, held, NackedError("the function called context.nack"))
 
     def _failed(self, partition: TopicPartition, record: InputRecord, error: Exception) -> bool:
-        """Let a message wait for its next attempt, make it a dead letter, or give it up; returns True if it waits."""
+        """Keep a message for its next attempt, if it has one. Else write it to the dead letter topic, or only log that
+        it is lost with ATMOST_ONCE. Returns True if it waits for another attempt.
+        """
         if isinstance(error, StateLostError):
             self._hold(partition, record)
             return True
@@ -313,7 +328,9 @@ class Calls(CallBase):
         return False
 
     def _hold(self, partition: TopicPartition, record: InputRecord) -> None:
-        """Let a message wait, and what waits for it."""
+        """Keep a message for its next attempt, and let later ones of its key or partition wait for it if the order
+        counts.
+        """
         self._open[partition, record[0]] = record
         unit = self._unit(partition, record)
         if unit is not None:
@@ -322,7 +339,9 @@ class Calls(CallBase):
     # -- asynchronous functions
 
     def _take_together(self, partition: TopicPartition, records: Sequence[InputRecord]) -> int:
-        """Call as many messages at once as may be under way; what they gave is taken in the order of the messages."""
+        """Call the function with as many messages at once as it may have under way, and handle their results in the
+        order of the messages; returns how many there were.
+        """
         assert self._loop is not None
         some = records[: self._spec.max_pending_async_requests]
         if some:

@@ -119,7 +119,7 @@ class FunctionState:
             self.open()
 
     def open(self) -> None:
-        """Make the changelog if it is not there, and read it. ClientError says why there is no state."""
+        """Make the changelog if it is not there, and read it. ClientError if there can be no state, with the reason."""
         if self._local is not None:
             return
         if self._refused:
@@ -210,7 +210,9 @@ class FunctionState:
     # -- for the calls
 
     def changes(self, partition: TopicPartition) -> StateChanges:
-        """Return what collects the changes of one call for a message of a partition; opens the state."""
+        """Return the object that collects the changes of one call for a message of a partition; opens the state if it
+        is not open.
+        """
         try:
             return StateChanges(self.of(partition))
         except Exception as error:
@@ -230,7 +232,7 @@ class FunctionState:
         return self._local.partition(number)
 
     def _include(self, number: int) -> None:
-        """Take the state of a partition that came later."""
+        """Read the state of a partition that came after the state was opened."""
         assert self._local is not None
         if number not in self._numbers:
             self._writer.partitions_at_least(self._topic, number + 1, CONFIGS)
@@ -296,7 +298,7 @@ class FunctionState:
             raise StateError(f"the instance has not answered within {ANSWER_SECONDS:g} s: a call takes long") from None
 
     def serve(self) -> None:
-        """Answer what other threads have asked; what they put is answered by `written`."""
+        """Answer what other threads have asked. Those that have put a value are answered by `written`."""
         while self._questions:
             question = self._questions.popleft()
             try:
@@ -310,7 +312,7 @@ class FunctionState:
                 question.answer.set_result(answer)
 
     def written(self) -> None:
-        """Tell other threads that what they put is in the changelog."""
+        """Tell other threads that the values which they have put are in the changelog."""
         unwritten, self._unwritten = self._unwritten, []
         for question in unwritten:
             question.answer.set_result(None)

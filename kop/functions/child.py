@@ -75,13 +75,13 @@ class Control:
         threading.Thread(target=self._listen, name="kop-function-control", daemon=True).start()
 
     def tell(self, **values: Any) -> None:
-        """Send a line."""
+        """Send these values as a line of JSON to the worker."""
         line = json.dumps(values, default=str).encode() + b"\n"
         with self._lock, suppress(OSError):
             self._connection.sendall(line)
 
     def serve(self, instance: Instance) -> None:
-        """Answer questions to an instance from now on."""
+        """Answer the worker's questions to an instance from now on."""
         self._instance = instance
         if self._stopped.is_set():
             instance.stop()
@@ -122,7 +122,7 @@ class Control:
 
 
 def answer_to(instance: Instance, question: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an instance says to a question of REST."""
+    """Return the answer of an instance to a question that came over REST."""
     kind = question["ask"]
     if kind == "stats":
         return asdict(instance.stats.snapshot())

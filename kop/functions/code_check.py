@@ -29,7 +29,7 @@ _DUMP_SECONDS: Final = 0.5
 
 
 def check(spec: FunctionSpec, place: CodePlace, seconds: float = CHECK_SECONDS) -> list[str]:
-    """Return what is wrong with the code of a function; returns within so many seconds."""
+    """Return the mistakes in the code of a function; returns within so many seconds."""
     made = forking.context()
     answer, answering = made.Pipe(duplex=False)
     process, output = forking.start(f"kop-function-check {spec.fqfn}", _look, answering, spec, place, seconds)
@@ -85,7 +85,9 @@ def _shortened(text: str, place: CodePlace) -> str:
 
 
 def _needs(spec: FunctionSpec, code: FunctionCode) -> list[Callable[[], object]]:
-    """Return what an instance makes of the code at its start."""
+    """Return functions that make, from the code, the parts that an instance needs at its start; each raises if its part
+    cannot be made.
+    """
     if code.is_batch:
         return [lambda: check_batches(spec)]
     of_messages = of_elements(code) if spec.window else code

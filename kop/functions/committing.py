@@ -63,24 +63,24 @@ class BatchEnd:
     """The end of a batch. `positions` of the classes below are the offsets that are committed."""
 
     def begin(self, taken: Collection[Taken]) -> None:
-        """Note what is going to be called."""
+        """Note the records that the function is going to be called with."""
 
     def write(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Write the outputs; once they are durable these offsets may be committed."""
+        """Write the outputs. Once they are durable, `offsets` may be committed."""
         raise NotImplementedError
 
     def settle(self) -> None:
-        """Wait until all offsets are committed that may be."""
+        """Wait until all offsets that may be committed are."""
 
     def next_due(self) -> float | None:
-        """Return when `write` is wanted though nothing is new; None for never."""
+        """Return the time at which `write` is to be called even if nothing is new; None for never."""
         return None
 
     def finish(self) -> None:
-        """Note that no further message is called, and that all went well."""
+        """Note that the function is called no more, and that all calls were handled without an error."""
 
     def close(self) -> None:
-        """Commit what may be."""
+        """Commit the offsets that may be committed, and end."""
 
 
 class Beside(BatchEnd):
@@ -150,8 +150,8 @@ class Beside(BatchEnd):
             self._client.close()
 
     def _next(self) -> Offsets:
-        """Return what was offered since the last time, or all that is committed if nothing was for long; none at the
-        end.
+        """Wait for offsets that were offered, and return those; if none came for long, return all that are committed,
+        to renew them. Empty at the end.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._offered or self._over.is_set(), RENEW_SECONDS)
@@ -180,7 +180,7 @@ class Before(BatchEnd):
         self._due = clock.monotonic() + RENEW_SECONDS
 
     def begin(self, taken: Collection[Taken]) -> None:
-        """Commit the offsets behind what is going to be called."""
+        """Commit the offsets behind the records that the function is going to be called with."""
         offsets = {some.partition: some.next_offset for some in taken}
         if not offsets and clock.monotonic() < self._due:
             return
@@ -195,11 +195,15 @@ class Before(BatchEnd):
         self._done |= offsets
 
     def next_due(self) -> float | None:
-        """Return when offsets are renewed."""
+        """Return the time at which the committed offsets are to be committed again, so that the group does not lose
+        them.
+        """
         return self._due
 
     def finish(self) -> None:
-        """Commit that messages are not done which were taken and are not going to be called."""
+        """Commit the offsets of messages that were taken and are not going to be called, so that they count as not
+        done.
+        """
         left = {partition: offset for partition, offset in self._done.items() if offset < self._committed[partition]}
         if left:
             commit(self._client, self._identity, self._groups, left)
@@ -231,7 +235,9 @@ class InOneTransaction(BatchEnd):
         self._due = clock.monotonic() + RENEW_SECONDS
 
     def next_due(self) -> float | None:
-        """Return when offsets are renewed."""
+        """Return the time at which the committed offsets are to be committed again, so that the group does not lose
+        them.
+        """
         return self._due
 
 
@@ -256,7 +262,7 @@ class WithState(BatchEnd):
         self._switch: Callable[[Offsets], BatchEnd] | None = switch
 
     def begin(self, taken: Collection[Taken]) -> None:
-        """Note what is going to be called."""
+        """Note the records that the function is going to be called with."""
         self._end.begin(taken)
 
     def write(self, offsets: Mapping[TopicPartition, int]) -> None:
@@ -270,11 +276,11 @@ class WithState(BatchEnd):
         self._state.written()
 
     def settle(self) -> None:
-        """Wait until all offsets are committed that may be."""
+        """Wait until all offsets that may be committed are."""
         self._end.settle()
 
     def next_due(self) -> float | None:
-        """Return when `write` is wanted though nothing is new."""
+        """Return the time at which `write` is to be called even if nothing is new; None for never."""
         return self._end.next_due()
 
     def finish(self) -> None:
@@ -282,7 +288,7 @@ class WithState(BatchEnd):
         self._end.finish()
 
     def close(self) -> None:
-        """Commit what may be."""
+        """Commit the offsets that may be committed, and end."""
         self._end.close()
 
 
@@ -298,9 +304,11 @@ def batch_end(
     new_writer: Callable[[], WriteClient],
     failed: Callable[[BaseException], None],
 ) -> BatchEnd:
-    """Return how batches end by a guarantee, and, once there is state, in transactions of the identity.
+    """Return the object that ends batches as the guarantee asks. Once there is state, it does so in transactions of
+    `identity`.
 
-    `new_writer` makes the client of a thread that commits beside the work; `failed` is told of the error that ends it.
+    `new_writer` makes the client of a thread that commits beside the work; `failed` gets the error that ends that
+    thread.
     """
     end: BatchEnd
     if guarantee is Guarantee.EFFECTIVELY_ONCE:

@@ -32,9 +32,10 @@ _WITHOUT_EFFECT_ON_WINDOWS: Final = {
 
 
 def spec_of(config: FunctionConfig, places: ConfigPlaces, topic_names: TopicNames) -> FunctionSpec:
-    """Return the function of fields that are right by themselves; SpecError has all mistakes that `places` knows.
+    """Return the function of fields that are right by themselves. SpecError with all mistakes, if there are any,
+    including those that `places` has already.
 
-    `places` gets notes on fields that have no effect; `topic_names` says what names of topics are to the server.
+    `places` gets notes on fields that have no effect; `topic_names` turns names of topics into those of the server.
     """
     return _Checks(places, topic_names).spec_of(config)
 
@@ -47,7 +48,7 @@ class _Checks:
         self._topic_names = topic_names
 
     def spec_of(self, config: FunctionConfig) -> FunctionSpec:
-        """Return the function if its fields fit together; SpecError has all mistakes."""
+        """Return the function if its fields fit together. SpecError with all mistakes if they do not."""
         if config.runtime in {"JAVA", "GO"}:
             self._places.wrong(("runtime",), "must be PYTHON: functions in Java and Go are not run")
         if not config.class_name:
@@ -157,7 +158,7 @@ class _Checks:
         )
 
     def _window(self, given: WindowFields) -> WindowSpec:
-        """Return windows; Pulsar's rules say what goes together."""
+        """Return the windows that the fields describe; mistakes by Pulsar's rules are noted."""
         count, duration = given.window_length_count, given.window_length_duration_ms
         if (count is None) is (duration is None):
             self._places.wrong(("windowConfig",), "must have one of windowLengthCount and windowLengthDurationMs")
@@ -185,7 +186,7 @@ class _Checks:
         )
 
     def _named(self, config: FunctionConfig) -> tuple[str, str, str]:
-        """Return tenant, namespace and name. Without a name it is that of the class, as Pulsar's commands make it."""
+        """Return tenant, namespace and name. A missing name is that of the class, as in Pulsar's commands."""
         given = (config.tenant or "public", config.namespace or "default", config.name or "")
         if config.fqfn:
             parts = config.fqfn.split("/")
@@ -240,7 +241,9 @@ class _Checks:
         return schema
 
     def _pattern(self, path: Path, pattern: str) -> str:
-        """Return a pattern of the server's names of topics."""
+        """Return a pattern with the server's names of topics in place of those that the author wrote; mistakes are
+        noted.
+        """
         try:
             pattern = self._topic_names.kafka_pattern(pattern)
             re.compile(pattern)

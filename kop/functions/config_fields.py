@@ -20,7 +20,7 @@ Path: TypeAlias = tuple[str | int, ...]
 
 
 def _absent(value: Any) -> Any:
-    """Pulsar's tools send an empty text for what nobody gave."""
+    """Return None for an empty text, which Pulsar's tools send for fields that nobody gave; else the value."""
     return None if value == "" else value
 
 
@@ -252,7 +252,7 @@ def leaves(values: Any, path: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def is_field(path: Path) -> bool:
-    """Return if a place has a name of a field there, and not of a topic, or of something that the user chose."""
+    """Return if the last part of a path is the name of a field, and not a topic or another key that the user chose."""
     return (
         len(path) == 1
         or (path[0] == "producerConfig" and len(path) == 2)
@@ -261,12 +261,12 @@ def is_field(path: Path) -> bool:
 
 
 def matches(path: Path, pattern: Path) -> bool:
-    """Return if a pattern means a place; `*` in it is any name."""
+    """Return if a path has the shape of a pattern; `*` in the pattern is any name."""
     return len(path) == len(pattern) and all(want in {"*", part} for part, want in zip(path, pattern, strict=True))
 
 
 def names_beside(path: Path) -> list[str]:
-    """Return the fields that there are where an unknown one stands."""
+    """Return the names of the fields that are possible at the place of an unknown one."""
     inner: dict[str | int, type[_Fields]] = {
         "inputSpecs": ConsumerFields,
         "producerConfig": ProducerFields,

@@ -32,7 +32,7 @@ class ConfigPlaces:
         self._flags[path] = flag
 
     def leave_out(self, fields: Collection[str | int]) -> None:
-        """Note fields with a mistake of their own: later mistakes that come from these are not noted."""
+        """Note fields that have a mistake already: later mistakes that follow from theirs are not noted."""
         self._bad |= set(fields)
 
     @property
@@ -41,12 +41,12 @@ class ConfigPlaces:
         return bool(self._mistakes)
 
     def raise_mistakes(self) -> None:
-        """Raise SpecError with all mistakes in the order of their lines; nothing is done if there are none."""
+        """Raise SpecError with all mistakes in the order of their lines. Do nothing if there are none."""
         if self._mistakes:
             raise SpecError([text for _, text in sorted(self._mistakes)])
 
     def wrong(self, path: Path, text: str, *fields: str) -> None:
-        """Note a mistake at a place of the definition, unless it is one because a field has a mistake already."""
+        """Note a mistake at a place of the definition, unless the place or one of `fields` has a mistake already."""
         if self._bad.intersection((path[0], *fields) if path else fields):
             return
         line, place = self._place(path)
@@ -57,7 +57,7 @@ class ConfigPlaces:
         self._mistakes.append((line, f"{self.name}, line {line}: {text}"))
 
     def note(self, path: Path, text: str) -> None:
-        """Note what the author should know of a part that is no mistake."""
+        """Note a remark for the author on a part of the definition that is no mistake."""
         self.notes.append(f"{self._place(path)[1]}{text}")
 
     def _place(self, path: Path) -> tuple[int, str]:

@@ -32,9 +32,10 @@ from kop.functions.topics import HOME, TopicNames
 
 
 def read(text: str, name: str, topic_names: TopicNames = HOME) -> tuple[FunctionSpec, list[str]]:
-    """Return the function of a text in YAML or JSON, and notes for its author; SpecError has all mistakes.
+    """Return the function of a text in YAML or JSON, and notes for its author. SpecError with all mistakes, if there
+    are any.
 
-    `name` is that of the file, for the places of mistakes.
+    `name` is that of the file, which the mistakes are shown with.
     """
     return from_flags({}, (text, name), topic_names)
 
@@ -42,9 +43,10 @@ def read(text: str, name: str, topic_names: TopicNames = HOME) -> tuple[Function
 def from_flags(
     flags: Mapping[str, Any], file: tuple[str, str] | None = None, topic_names: TopicNames = HOME
 ) -> tuple[FunctionSpec, list[str]]:
-    """Return the function of flags (names of FLAGS; texts, or values of their type), which go before a file's text.
+    """Return the function of flags (names of FLAGS; texts, or values of their type), which replace what a file says,
+    and notes for its author. SpecError with all mistakes, if there are any.
 
-    `file` is the text and the name of the file; `topic_names` says what names of topics are to the server.
+    `file` is the text and the name of the file; `topic_names` turns names of topics into those of the server.
     """
     text, name = file or ("", "")
     places = ConfigPlaces(name)
@@ -59,7 +61,8 @@ def from_flags(
 
 
 def fields(flags: Mapping[str, Any], file: tuple[str, str] | None = None) -> dict[str, Any]:
-    """Return the fields that flags and a file's text give, to make or change a definition; SpecError has all mistakes.
+    """Return the fields that flags and a file's text give, to make or change a definition. SpecError with all mistakes,
+    if there are any.
 
     The value of each field is checked, but not if the fields together are a whole definition.
     """
@@ -112,7 +115,7 @@ class _Draft:
         self.values = values
 
     def _walk(self, node: yaml.Node, path: Path, seen: set[int]) -> None:
-        """Note the line of every part, and what YAML takes and JSON does not."""
+        """Note the line of every part, and as mistakes the parts that YAML has and JSON has not."""
         self._places.put_line(path, node.start_mark.line + 1)
         if id(node) in seen:
             self._places.wrong(path, "an alias (*): write the value again")

@@ -79,7 +79,7 @@ class Publish:
     callback: Callable[[Any, Any], Any] | None
 
     def tell(self, stored: bool, message_id: RecordId | None) -> None:
-        """Call the function's callback with Pulsar's Result."""
+        """Call the function's callback, if it gave one, with Pulsar's Result, and the id of the message or None."""
         if self.callback is not None:
             result = importlib.import_module("pulsar").Result
             self.callback(result.Ok if stored else result.UnknownError, message_id)
@@ -135,8 +135,10 @@ class FunctionContext:
         state: Callable[[TopicPartition], StateChanges] | None = None,
         version: str = "0",
     ) -> None:
-        """Make one for an instance, which clears `effects`. `serde` returns what a class name stands for, `state` what
-        collects the changes of a call for a message of a partition.
+        """Make the context of an instance. `effects` gets what a function asks for; who calls the function clears it.
+
+        `serde` returns the serde of a class name; `state` returns the object that collects the changes of a call, for
+        the partition of its message.
         """
         self._spec = spec
         self._instance_id = instance_id
@@ -251,7 +253,7 @@ class FunctionContext:
         return self._secrets.get(secret_name)
 
     def record_metric(self, metric_name: str, metric_value: float) -> None:
-        """Observe a value of the function's own."""
+        """Observe a value of a metric of the function's own."""
         self._record_metric(metric_name, metric_value)
 
     def get_input_topics(self) -> list[str]:
@@ -282,7 +284,9 @@ class FunctionContext:
         callback: Callable[[Any, Any], Any] | None = None,
         message_conf: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write a message to a topic, with the guarantee of the message that is processed."""
+        """Ask to write a message to a topic; it is written after the call, with the guarantee of the message that is
+        processed.
+        """
         name = str(serde_class_name)
         serializer = self._serializers.get(name)
         if serializer is None:
@@ -316,11 +320,11 @@ class FunctionContext:
         )
 
     def ack(self, msgid: RecordId, topic: str) -> None:
-        """Say that a message is done with. It counts with the guarantee MANUAL."""
+        """Note that a message is done with; this has an effect with the guarantee MANUAL only."""
         self._effects.append(Acked(*_place(msgid, topic)))
 
     def nack(self, msgid: RecordId, topic: str) -> None:
-        """Say that a message has failed, so that it is tried again."""
+        """Note that a message has failed, so that it is tried again."""
         self._effects.append(Nacked(*_place(msgid, topic)))
 
     # -- state
@@ -330,11 +334,11 @@ class FunctionContext:
         (self._changes or self._new_changes()).incr(key, amount)
 
     def get_counter(self, key: str) -> int | None:
-        """Return a counter; None if nobody has added to it, as Pulsar does."""
+        """Return a counter; None if nobody has added to it, as in Pulsar."""
         return (self._changes or self._new_changes()).get_amount(key)
 
     def del_counter(self, key: str) -> None:
-        """Forget a counter or a value."""
+        """Delete a counter or a value."""
         (self._changes or self._new_changes()).delete_key(key)
 
     def put_state(self, key: str, value: str | bytes) -> None:

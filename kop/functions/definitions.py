@@ -41,12 +41,12 @@ class _RecordJson:
     """Something that is the value of a record."""
 
     def to_json(self) -> bytes:
-        """Return it as JSON."""
+        """Return the record's value as JSON."""
         return _adapter(type(self)).dump_json(self)
 
     @classmethod
     def from_json(cls, value: bytes | None) -> Self:
-        """Return what a value says; DamagedRecordError if it is something else."""
+        """Return the object that a record's value holds as JSON. DamagedRecordError if it is something else."""
         try:
             read: Self = _adapter(cls).validate_json(value or b"")
         except ValidationError as error:
@@ -92,11 +92,11 @@ class Definition(_RecordJson):
 
     @cached_property
     def spec(self) -> FunctionSpec:
-        """The function, checked; SpecError if its configuration is wrong."""
+        """The function, checked. SpecError if its configuration is wrong."""
         return spec_of(self.config, self.topic_names)
 
     def runs(self, instance: int) -> int:
-        """Return the revision that an instance runs: it is started anew if this is another one."""
+        """Return the revision that an instance runs; if it grows, the instance is started anew."""
         return max(self.version, self.restarts.get(instance, NOT_YET))
 
 
@@ -156,7 +156,7 @@ class MeshDefinition(_RecordJson):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The full names of all that it has."""
+        """The full names of all its functions, sources, sinks and queries."""
         return (*self.functions, *self.others)
 
 
@@ -164,7 +164,9 @@ _MESH: Final = "mesh/"
 
 
 def mesh_key(name: str) -> str:
-    """Return what stands for a mesh where functions have their full names: it has a slash more than those."""
+    """Return the key that stands for a mesh in the places of functions' full names; it has one slash more than
+    those.
+    """
     return f"{_MESH}{name}"
 
 
@@ -174,7 +176,7 @@ def mesh_of(key: str) -> str | None:
 
 
 def spec_of(config: Mapping[str, Any], topic_names: TopicNames) -> FunctionSpec:
-    """Return the function of a FunctionConfig; SpecError has all mistakes."""
+    """Return the function of a FunctionConfig. SpecError with all mistakes, if there are any."""
     return read_spec(to_json(dict(config)).decode(), "functionConfig", topic_names)[0]
 
 
@@ -257,7 +259,7 @@ class LeaderAnswer(_RecordJson):
 
     @property
     def won(self) -> bool:
-        """True if the request was done."""
+        """True if the leader has granted the request, so that it took effect."""
         return self.status < 300
 
 
@@ -275,7 +277,7 @@ class WorkerInfo:
 
     @property
     def runs_instances(self) -> bool:
-        """False for a process that may lead, and nobody asks: it has no port."""
+        """True if the process runs instances. One that may only lead has no port, and is not asked."""
         return self.port != 0
 
     @property
@@ -284,7 +286,7 @@ class WorkerInfo:
         return str(Address(self.host, self.port))
 
     def client_id(self) -> str:
-        """Return the client id by which the others know it."""
+        """Return the client id by which the other workers know this one."""
         return f"{self.worker_id}@{self.host}:{self.port}"
 
     @classmethod
@@ -325,7 +327,7 @@ def instance_key(name: InstanceName) -> bytes:
 
 
 def instance_of(key: bytes | None) -> InstanceName:
-    """Return of which instance a key is; DamagedRecordError if it is of none."""
+    """Return the instance that a key of an assignment names. DamagedRecordError if it names none."""
     fqfn, _, number = text_of(key).rpartition("/")
     if not fqfn or not number.isdecimal():
         raise DamagedRecordError(f"the key {key!r} is not TENANT/NAMESPACE/NAME/INSTANCE")
@@ -333,7 +335,7 @@ def instance_of(key: bytes | None) -> InstanceName:
 
 
 def text_of(key: bytes | None) -> str:
-    """Return a key as text; DamagedRecordError if it is none."""
+    """Return a key as text, empty for None. DamagedRecordError if it is no UTF-8."""
     try:
         return (key or b"").decode()
     except UnicodeDecodeError:
@@ -347,7 +349,7 @@ def to_log(said: Request | LeaderAnswer) -> bytes:
 
 
 def from_log(value: bytes | None) -> Request | LeaderAnswer:
-    """Return the request or the answer that a value is; DamagedRecordError if it is neither."""
+    """Return the request or the answer that a record's value holds. DamagedRecordError if it is neither."""
     try:
         read = from_json(value or b"")
     except ValueError as error:

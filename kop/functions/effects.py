@@ -49,7 +49,11 @@ class Effects:
 
 
 def lost(request: Request, there: Definition | MeshDefinition | None, what: str, name: str) -> tuple[int, str] | None:
-    """Return status and reason of a request that knows another definition than there is; None if it does not."""
+    """Return the status and the reason of a request's refusal, if it expects another revision of the definition than
+    `there`, which is None if there is none. None if it is not refused.
+
+    `what` is the kind of `name` for the reason: function or mesh.
+    """
     expects = request.expects
     if there is None:
         if request.kind == "create" and expects is None:

@@ -35,7 +35,7 @@ class LastLines:
         self._rest = b""
 
     def add(self, data: bytes) -> None:
-        """Take what came."""
+        """Append output, and drop the oldest lines that are too many."""
         *lines, rest = (self._rest + data).split(b"\n")
         self._rest = rest[: LINE_CHARACTERS * 4]
         self._lines.extend(map(_text, lines[-TAIL_LINES:]))
@@ -52,7 +52,7 @@ def _text(line: bytes) -> str:
 
 
 def context() -> ForkServerContext:
-    """Return the way in which processes are made."""
+    """Return multiprocessing's context with which processes are started."""
     made = multiprocessing.get_context("forkserver")
     made.set_forkserver_preload(list(PRELOADED))
     return made
@@ -78,7 +78,7 @@ def start(name: str, work: Callable[..., object], *given: Any) -> tuple[BaseProc
 
 
 def _begin(output: Connection, work: Callable[..., object], *given: Any) -> None:
-    """Do what each process does first."""
+    """Prepare a new process and run `work(*given)` in it; its output goes to the pipe."""
     gc.enable()
     os.setsid()  # whatever it starts is ended with it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that started it

@@ -100,7 +100,7 @@ class _SourceAlone(SourceFileLoader):
     """
 
     def get_code(self, fullname: str) -> types.CodeType:
-        """Compile the source."""
+        """Compile the module from its source; cached bytecode is not used."""
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
@@ -161,7 +161,7 @@ def _modules_beside() -> set[str]:
 
 
 def _told(error: BaseException) -> str:
-    """Return an error of a user's file with the line that it came from."""
+    """Return the text of an error with the line of the user's file at which it happened."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")][1:]

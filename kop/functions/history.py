@@ -42,9 +42,10 @@ class FunctionHistory:
         self._answers: dict[str, LeaderAnswer] = {}
 
     def read(self, limit: int, revision: int | None) -> list[tuple[Request, LeaderAnswer | None]]:
-        """Return the last requests, the oldest of them first, with their answers; None if one waits for its answer.
+        """Return the last `limit` requests, the oldest of them first, with their answers; the answer is None if there
+        is none yet.
 
-        `revision` is that of the definition that there is, None if there is none.
+        `revision` is that of the current definition; None if there is none.
         """
         first = self._reader.list_offsets({_PLACE: EARLIEST}, READ_COMMITTED)[_PLACE]
         end = self._reader.list_offsets({_PLACE: LATEST}, READ_COMMITTED)[_PLACE]
@@ -59,7 +60,9 @@ class FunctionHistory:
         return [(request, self._answers.get(request.id)) for _, request in newest]
 
     def _scan(self, start: int, end: int) -> None:
-        """Read the offsets from `start` up to, and without, `end`: those behind them were read before."""
+        """Read the requests and answers from offset `start` up to before `end`. The offsets from `end` on were read
+        before.
+        """
         position = start
         while position < end:
             stored = StoredRecords(self._reader.fetch(_PLACE, None, position, _SCAN), _PLACE, position)
@@ -80,7 +83,10 @@ class FunctionHistory:
                         yield offset, from_log(value)
 
     def _oldest_winner(self, revision: int | None) -> int | None:
-        """Return the offset of the request that won before those that were read; None if there was none."""
+        """Return the offset of the request that the leader granted last before the oldest granted one that was read,
+        which names it in `expects`; None if there was none. If none of those read was granted, that is `revision`, the
+        revision of the current definition: a definition has the offset of its request.
+        """
         won = [
             (offset, request)
             for offset, request in self._requests.values()
@@ -89,7 +95,9 @@ class FunctionHistory:
         return min(won, key=lambda placed: placed[0])[1].expects if won else revision
 
     def _take_winner(self, offset: int) -> int | None:
-        """Read the request at an offset, which has won; returns the offset of the one before it."""
+        """Read the request at an offset, which the leader has granted. Returns the offset of the request that was
+        granted before it; None if there was none, or if its record is not there any more.
+        """
         with suppress(OUT_OF_RANGE):
             stored = StoredRecords(self._reader.fetch(_PLACE, None, offset, _SINGLE), _PLACE, offset)
             for at, said in self._said(stored, offset + 1):
@@ -105,7 +113,7 @@ class FunctionHistory:
 def read_history(
     settings: Mapping[str, Any], patience: float, fqfn: str, revision: int | None, limit: int
 ) -> list[tuple[Request, LeaderAnswer | None]]:
-    """Return what `FunctionHistory.read` does, by a client of its own. `settings` are kafka-python's."""
+    """Return what `FunctionHistory.read` returns, by a client of its own. `settings` are kafka-python's."""
     reader = ReadClient(settings, int(patience * 1000))
     try:
         return FunctionHistory(reader, fqfn).read(limit, revision)

@@ -35,7 +35,9 @@ def reads(spec: FunctionSpec, topic: str, *, internal: bool = False) -> bool:
 
 
 def input_of(spec: FunctionSpec, topic: str) -> str:
-    """Return the input, a name or a pattern, by which a function reads a topic; KeyError if none means it."""
+    """Return the input, a name or a pattern, by which a function reads a topic. KeyError if the function does not read
+    it.
+    """
     name = _input_or_none(spec, topic)
     if name is None:
         raise KeyError(topic)
@@ -57,9 +59,9 @@ def named(spec: FunctionSpec) -> set[str]:
 def topics_of(
     specs: Iterable[FunctionSpec], client: ReadClient, refused: dict[str, Exception] | None = None
 ) -> dict[str, TopicMetadata]:
-    """Return topics that there are, all among them that these functions read. No topic is made by asking.
+    """Return the metadata of the topics that these functions read, perhaps of others too. No topic is made by asking.
 
-    `refused` gets the error of each topic that has one; without it the first one is raised.
+    `refused` gets the error of each topic that has one; without it the first error is raised.
     """
     names: set[str] = set()
     topics: dict[str, TopicMetadata] = {}

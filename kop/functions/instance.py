@@ -156,7 +156,9 @@ class Instance:
         return self._stopping
 
     def reached(self) -> Offsets:
-        """Return the offsets up to which all was called that is to be called, done or not; none before it has begun."""
+        """Return the offsets up to which the function was called with all records, done or not; empty before it has
+        begun.
+        """
         return self._reached()
 
     def query_state(self, key: str, partition: int | None = None) -> StateValue | None:
@@ -181,7 +183,9 @@ class Instance:
             self._reader.wake()
 
     def run(self) -> None:
-        """Work until `stop`. Raises ReplacedError, ClientError, kafka-python's errors."""
+        """Process records until `stop`. Raises ReplacedError if another instance has taken the place of this one,
+        ClientError if it cannot work, and kafka-python's errors.
+        """
         try:
             self._run()
         except FencedError as error:
@@ -251,8 +255,8 @@ class Instance:
         }
 
     def add(self, partitions: Collection[TopicPartition]) -> None:
-        """Take further partitions, once it has begun: from their committed offsets, else from their beginning. Those
-        that it has already are left out. For any thread, one at a time.
+        """Read further partitions, once the instance has begun: from their committed offsets, else from their
+        beginning. Those that it reads already are left out. For any thread, one at a time.
         """
         assert self._reader is not None
         new = sorted(set(partitions) - set(self.partitions))
@@ -311,7 +315,9 @@ class Instance:
     # -- its beginning
 
     def _fence(self, client: WriteClient) -> Identity | None:
-        """Fence earlier instances. None: the server has no transactions, and the function does without."""
+        """Make earlier instances unable to commit, and return the identity for it. None if the server has no
+        transactions and the function can do without; ClientError if it cannot.
+        """
         try:
             return client.init_producer(self._id, TRANSACTION_TIMEOUT_MS)
         except NoTransactionsError as error:
@@ -325,7 +331,9 @@ class Instance:
             return None
 
     def _positions(self, writer: WriteClient, reader: ReadClient, identity: Identity | None) -> Offsets:
-        """Return where each partition is read on; starts that were not committed yet are, before anything is read."""
+        """Return the offset from which each partition is read. Those that have none committed begin where the
+        definition says, and that offset is committed before anything is read.
+        """
         known = writer.committed(self._spec.group, self.partitions)
         positions = {partition: offset for partition, (offset, _) in known.items()}
         if self._spec.skip_to_latest:
@@ -343,7 +351,9 @@ class Instance:
         return positions
 
     def _start_of(self, partition: TopicPartition, committed: Offsets) -> int:
-        """Return where a partition begins that has no offset: if it came later than others, at its beginning."""
+        """Return EARLIEST or LATEST for a partition without a committed offset: the beginning if it came later than
+        others, else as the definition says.
+        """
         spec = self._spec
         is_regex = spec.inputs[input_of(spec, partition[0])].is_regex
         if any(is_regex or topic == partition[0] for topic, _ in committed):
@@ -357,7 +367,7 @@ class Instance:
         return self._hurried(WriteClient(self._settings, self._patience))
 
     def _hurried(self, client: C) -> C:
-        """Let a client hurry once the instance is to end."""
+        """Return the client, which from the end of the instance on tries nothing for long."""
         self._clients.append(client)
         if self._stopping:
             client.hurry(HURRY_SECONDS)
@@ -381,7 +391,9 @@ class Instance:
             self._reader.wake()
 
     def _starts(self, reader: ReadClient, positions: Offsets) -> Offsets:
-        """Return from where on there are records: those before were deleted, and no window waits for them."""
+        """Return these positions, each moved up to the first record of its partition that is still there. No window
+        waits for records before that one.
+        """
         first = reader.list_offsets(dict.fromkeys(positions, EARLIEST), READ_COMMITTED)
         return {partition: max(offset, first[partition]) for partition, offset in positions.items()}
 
@@ -467,7 +479,7 @@ class Instance:
 
     @staticmethod
     def _idle_seconds(calls: Calls | BatchCalls, end: BatchEnd) -> float | None:
-        """Return when at the latest there is something to do if no record comes."""
+        """Return the seconds after which there is something to do even if no record comes; None for never."""
         times = [due for due in (calls.next_due(), end.next_due()) if due is not None]
         return max(0.0, min(times) - clock.monotonic()) if times else None
 

@@ -99,7 +99,9 @@ class InstanceQuestions:
         return await self._instances.ask(name, question, lambda: self._metadata.assignments.get(name))
 
     async def ask(self, fqfn: str, instance: int | None, question: dict[str, Any]) -> dict[str, Any]:
-        """Ask an instance, the one that has the answer if none is named."""
+        """Ask an instance, and return its answer. Without a number it is the instance that has the partition or key
+        asked for.
+        """
         await until(lambda: bool(self._owners(fqfn)), SEEN_SECONDS)  # it may have been defined just now
         owners = self._owners(fqfn)
         there = self._metadata.definitions.get(fqfn)
@@ -122,9 +124,11 @@ class InstanceQuestions:
 def _asked(
     owners: Mapping[int, Assignment], question: dict[str, Any], spec: FunctionSpec | None, instance: int | None
 ) -> tuple[int | None, dict[str, Any]]:
-    """Return which instance has the answer, and what it is asked; TriggerError for a message that no input takes.
+    """Return the number of the instance that has the answer, and the question for it. TriggerError if it is a message
+    for a topic that is no input.
 
-    State that belongs to partitions is in that of its key, since a function with such state has one input.
+    If state belongs to partitions, a key's value is looked up in the partition of the key: a function with such state
+    has one input.
     """
     if spec is not None and question.get("ask") == "trigger":
         return _triggered(owners, question, spec, instance)
@@ -145,7 +149,9 @@ def _asked(
 def _triggered(
     owners: Mapping[int, Assignment], question: dict[str, Any], spec: FunctionSpec, instance: int | None
 ) -> tuple[int | None, dict[str, Any]]:
-    """Return which instance gets a message, and in which partition."""
+    """Return the number of the instance that gets a message, and the question with the partition that the message goes
+    to. TriggerError if there is no such partition.
+    """
     given = question.get("key")
     key = None if given is None else base64.b64decode(given)
     having = {

@@ -64,9 +64,10 @@ class Leader:
         workers: Collection[str],
         refused: tuple[int, str] | None = None,
     ) -> Effects:
-        """Decide a request, which has this offset. `is_whole` tells of a digest if its package is there.
+        """Decide a request, note what it changes, and return its effects. A request that was decided before gets the
+        same answer. `offset` is that of the request, and `is_whole` tells of a package's digest if all of it is there.
 
-        `refused` is the status and the reason of a refusal that does not come from what definitions say.
+        `refused` is the status and the reason of a refusal by somebody else, such as a server.
         """
         before = self._answers.get(request.id)
         if before is not None:
@@ -187,7 +188,9 @@ class Leader:
         )
 
     def _unnamed(self, there: Definition | None, now: str) -> list[str]:
-        """Return the package that a definition had, unless it or another one has it still."""
+        """Return the digest of the package that a definition had, in a list, if no definition names it any more; else
+        an empty one. `now` is the digest that the new definition has.
+        """
         if there is None or there.package == now:
             return []
         others = (d.package for fqfn, d in self.definitions.items() if fqfn != there.fqfn)
@@ -196,17 +199,17 @@ class Leader:
     # -- workers
 
     def workers(self, alive: Collection[str]) -> list[str]:
-        """Return the workers that may have instances. One that is gone is not drained when it comes again."""
+        """Return the workers among those alive that are not drained, that is, that may have instances."""
         return sorted(set(alive) - self.drained)
 
     def gone(self, alive: Collection[str]) -> set[str]:
-        """Return drained workers that are not there any more, and forget them."""
+        """Return the drained workers that are not alive any more, and forget that they were drained."""
         gone = self.drained - set(alive)
         self.drained -= gone
         return gone
 
     def wishes(self, partitions: Mapping[str, Collection[TopicPartition]]) -> dict[str, Wish]:
-        """Return what the functions need, given the partitions of their inputs."""
+        """Return which instances of which revisions each function needs, and the partitions to share among them."""
         return {
             fqfn: Wish(
                 {n: definition.runs(n) for n in range(definition.spec.parallelism) if n not in definition.stopped},
@@ -217,12 +220,14 @@ class Leader:
 
     @property
     def deployed(self) -> dict[str, Definition]:
-        """The functions that workers run."""
+        """The functions that workers run; those of meshes run elsewhere."""
         return {fqfn: definition for fqfn, definition in self.definitions.items() if not definition.mesh}
 
 
 def losers(current: Mapping[InstanceName, Any], then: Mapping[InstanceName, Any]) -> list[InstanceName]:
-    """Return the instances that lose partitions, so that another one may have them: they have to be fenced."""
+    """Return the instances that lose partitions in a new assignment. They have to be fenced before another one has
+    those.
+    """
     return sorted(
         name
         for name, assignment in current.items()
@@ -231,7 +236,9 @@ def losers(current: Mapping[InstanceName, Any], then: Mapping[InstanceName, Any]
 
 
 def _configured(offset: int, request: Request, there: Definition | None, topic_names: TopicNames) -> Definition:
-    """Return what a create or an update makes of a function: an update changes the fields that it gives."""
+    """Return the definition that a create or an update makes; an update changes only the fields that it gives.
+    SpecError if an update makes it wrong; a create is not checked here.
+    """
     given = request.config or {}
     if there is None:
         return Definition(

@@ -42,7 +42,7 @@ class LeaderRequests:
         self._waiting: dict[str, asyncio.Future[LeaderAnswer]] = {}
 
     def take_answer(self, answer: LeaderAnswer) -> None:
-        """Tell who waits for an answer that it is there."""
+        """Give an answer of the leader to the thread or task that waits for it."""
         future = self._waiting.pop(answer.request, None)
         if future is not None and not future.done():
             future.set_result(answer)
@@ -62,7 +62,9 @@ class LeaderRequests:
         instance: int | None = None,
         by: str,
     ) -> LeaderAnswer:
-        """Ask the leader for something, once the code was tried here; what it answers."""
+        """Try the code here, then send a request to the leader and return its answer. If the code is wrong, the answer
+        is made here.
+        """
         if expects is not None:  # another worker may have told of it, a moment before it is seen here
             await until(lambda: self._revision(fqfn) >= expects, SEEN_SECONDS)
         there = self.definition(fqfn)
@@ -95,7 +97,9 @@ class LeaderRequests:
     def _prepare(
         self, given: Mapping[str, Any], there: Definition | None, package: Package | None
     ) -> tuple[int, str] | None:
-        """Try the code, and make what the function needs; status and reason if something is wrong with it."""
+        """Try the code, and make the topics and upload the package that the function needs. Returns None, or the status
+        and the reason if something is wrong with the function.
+        """
         registry = self._registry
         config = updated({} if there is None else there.config, given)
         try:
@@ -151,11 +155,13 @@ class LeaderRequests:
         return NOT_YET if there is None else there.revision
 
     async def rebalance(self) -> LeaderAnswer:
-        """Deal the instances anew."""
+        """Ask the leader to deal all instances to the workers anew."""
         return await self._ask_leader(Request(id=clock.uuid4().hex, kind="rebalance", at_ms=clock.wall_ms()))
 
     async def drain(self, worker_id: str, *, drained: bool = True) -> LeaderAnswer:
-        """Give the instances of a worker to others; or let it have some again."""
+        """Ask the leader to give the instances of a worker to others; with `drained` False to let it have some
+        again.
+        """
         kind: Kind = "drain" if drained else "undrain"
         made = Request(id=clock.uuid4().hex, kind=kind, worker=worker_id, at_ms=clock.wall_ms())
         answer = await self._ask_leader(made)

@@ -148,7 +148,7 @@ class Leading:
         return self._term is not None
 
     def close(self) -> None:
-        """Lead no more, and forget what was decided and not committed; `step` begins anew."""
+        """Lead no more, and forget what was decided and not committed. A later `step` may lead anew."""
         self._term = None
         self._refused.clear()
         for client in (self._writer, self._reader):
@@ -158,13 +158,13 @@ class Leading:
         self._writer = self._reader = None
 
     def hurry(self, seconds: float) -> None:
-        """Try nothing for longer than so many seconds from now on."""
+        """Give up any attempt after so many seconds from now on."""
         for client in (self._writer, self._reader):
             if client is not None:
                 client.hurry(seconds)
 
     def step(self) -> None:
-        """Do what a leader has to, if this worker is one."""
+        """Read and decide requests, if this worker leads; become the leader if it is its turn."""
         holding = self._membership.holding()
         if holding is None or holding == self._outdated:
             self._term = self.failure = None
@@ -195,7 +195,7 @@ class Leading:
             self._pause_until = clock.monotonic() + PAUSE_SECONDS
 
     def _abort(self) -> None:
-        """Forget the term, and let nobody wait for the end of its transaction."""
+        """Forget the term of leading, and abort its transaction so that nobody waits for its end."""
         term, self._term = self._term, None
         if term is not None and self._writer is not None:
             with suppress(Exception):
@@ -227,7 +227,7 @@ class Leading:
     # -- decisions
 
     def _decide(self, term: Term, holding: MemberIdentity) -> None:
-        """Take requests, and schedule if anything is another than before."""
+        """Decide the next requests, and schedule anew if workers, partitions or definitions have changed."""
         members = self._members()
         if self._worker_id not in {member.worker_id for member in members}:
             return  # who is there was not asked yet
@@ -294,7 +294,9 @@ class Leading:
     def _take_refusal(
         self, refusal: RefusedFunctionError, requests: Sequence[Request], effects: Sequence[Effects]
     ) -> None:
-        """Refuse the request for which the server refuses something; if none is it, let the function be for a while."""
+        """Refuse the request that made the server refuse something for a function. If no request did, leave that
+        function as it is for a while; if it was left already, raise the refusal.
+        """
         fqfn = refusal.fqfn
         won = [
             (request, effect)
@@ -313,7 +315,9 @@ class Leading:
         self._held[fqfn] = clock.monotonic() + SCHEDULE_SECONDS
 
     def _partitions(self, term: Term, held: Collection[str]) -> Mapping[str, Collection[TopicPartition]]:
-        """Return the partitions of each function's inputs, of topics that there are; of those held what they have."""
+        """Return the partitions of each function's inputs, of topics that exist. The functions in `held` keep those
+        that they have.
+        """
         assert self._reader is not None
         specs = {fqfn: definition.spec for fqfn, definition in term.leader.deployed.items() if fqfn not in held}
         refused: dict[str, Exception] = {}
@@ -350,7 +354,7 @@ class Leading:
         wishes: Mapping[str, Wish] | None,
         gone: Collection[str],
     ) -> list[Record]:
-        """Return the records of all that was decided."""
+        """Return the records of the topics of functions that say what was decided."""
         metadata = self._metadata
         records: list[Record] = []
         fqfns = {request.id: request.fqfn for request in requests.values()}
@@ -379,16 +383,19 @@ class Leading:
         return records
 
     def _orphans(self) -> set[str]:
-        """Return packages that are old: if nobody names one, its request was lost, or never came."""
+        """Return the packages that were stored long ago. If no definition names one, its request was lost, or never
+        came.
+        """
         old = clock.wall_ms() - SWEEP_MS
         return {digest for digest, at_ms in self._metadata.stored_at.items() if at_ms < old}
 
     def _starts(
         self, term: Term, begins: Mapping[str, FunctionSpec | None], wishes: Mapping[str, Wish]
     ) -> dict[str, Mapping[TopicPartition, int]]:
-        """Return, by functions, the offsets at which their groups begin in partitions that they have none of.
+        """Return, by function, the offsets at which its group begins in the partitions that have none committed.
 
-        What is there when a definition names it begins where the definition says; what comes later at its first record.
+        A partition that exists when a definition names it begins where the definition says; one that comes later, at
+        its first record.
         """
         assert self._reader is not None
         assert self._writer is not None
@@ -443,7 +450,7 @@ class Leading:
         self._writer.end_transaction(term.identity)
 
     def _fence(self, fqfn: str, number: int) -> None:
-        """Let an instance commit no more in transactions."""
+        """Make an instance unable to commit in transactions from now on."""
         assert self._writer is not None
         name = f"{ID_PREFIX}/{fqfn}/{number}"
         with concerning(fqfn):
@@ -471,7 +478,7 @@ def _partitions_now(assignments: Mapping[InstanceName, Assignment]) -> dict[str,
 
 
 def _changes(before: Assignments, then: Assignments) -> Iterator[Record]:
-    """Yield the records that make these assignments of those before."""
+    """Yield the records that turn the assignments `before` into `then`."""
     for name in before.keys() - then.keys():
         yield ASSIGNMENTS, instance_key(name), None
     for name, assignment in then.items():
@@ -482,7 +489,9 @@ def _changes(before: Assignments, then: Assignments) -> Iterator[Record]:
 def produce(
     client: WriteClient, producer: Identity, records: Sequence[Record], sequences: dict[TopicPartition, int]
 ) -> None:
-    """Write records in their order, topic by topic; `sequences` are the producer's, and go on."""
+    """Write records in their order, topic by topic. `sequences` are the producer's next sequence numbers, which are
+    moved on.
+    """
     by_topic: dict[str, list[NewRecord]] = {}
     for topic, key, value in records:
         by_topic.setdefault(topic, []).append((key, value, (), None))

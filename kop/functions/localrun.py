@@ -38,8 +38,8 @@ class HungError(ClientError):
 
 
 def load_here(spec: FunctionSpec) -> FunctionCode:
-    """Return the code of a function from its file, which may be a package; FunctionLoadError or PackageError says what
-    is wrong with it.
+    """Return the code of a function from its file, which may be a package. FunctionLoadError if the code cannot be
+    imported, PackageError if the package cannot be unpacked.
 
     A package is unpacked into the user's cache, once.
     """
@@ -169,7 +169,7 @@ class Running:
             self._over.set()
 
     def _look(self, watch: CallWatch, instance: Instance) -> None:
-        """Note that the function hangs, or has too much memory."""
+        """Note it if the function hangs, or takes more memory than it may."""
         while not self._over.wait(watch.seconds):
             calling = list(instance.calling)
             reason = watch.look(calling, resident_bytes(), clock.monotonic())
@@ -191,7 +191,9 @@ class Running:
 
 
 def names_of(settings: Mapping[str, Any], patience: float, namespace: str = DEFAULT_NAMESPACE) -> TopicNames:
-    """Return what names mean on a server; it is asked for its opinion of slashes. `settings` are kafka-python's."""
+    """Return the meaning of topic names on a server, which is asked if it takes names with slashes. `settings` are
+    kafka-python's.
+    """
     client = WriteClient(settings, patience)
     try:
         return TopicNames(namespace, has_namespaces=client.takes_name(_PROBE))
@@ -229,7 +231,9 @@ class Changes:
         self._seen = self._state()
 
     def came(self) -> bool:
-        """Return if the file is another one than when it was looked at first. A file that is gone is being written."""
+        """Return if the file has changed since the start. A file that is missing is being written, and does not
+        count.
+        """
         now = self._state()
         return now is not None and now != self._seen
 

@@ -47,7 +47,7 @@ class Allowance:
         self._at = now
 
     def take(self, size: int, now: float) -> bool:
-        """Return if a record of so many bytes may be logged now."""
+        """Return if a record of `size` bytes may be logged now, and count it if so."""
         passed, self._at = now - self._at, now
         for index, rate in enumerate(self._rates):
             self._left[index] = min(rate * 2.0, self._left[index] + rate * passed)
@@ -85,7 +85,7 @@ class LogTopic(logging.Handler):
         return self
 
     def start(self) -> None:
-        """Write what `put` is given; nothing of the logger's."""
+        """Begin to write the texts that `put` is given; the records of the logger are not written."""
         if self._topic:
             self._thread.start()
 
@@ -97,7 +97,7 @@ class LogTopic(logging.Handler):
         self.end()
 
     def end(self) -> None:
-        """Write what is left, for a moment at most; from then on nothing is taken."""
+        """Write what is left, for a moment at most; later texts are dropped."""
         if not self._topic:
             return
         for stream in self._taken:
@@ -115,14 +115,14 @@ class LogTopic(logging.Handler):
             self._taken = [_Copied(self, "stdout", "INFO"), _Copied(self, "stderr", "ERROR")]
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take a record of the logger."""
+        """Put a record of the logger into the topic."""
         try:
             self.put(record.levelname, self.format(record))
         except Exception:
             self.handleError(record)
 
     def put(self, level: str, text: str) -> None:
-        """Take a text, or count it as dropped. It never waits."""
+        """Queue a text for the topic, or count it as dropped if too much was logged lately. It never waits."""
         value = text[:RECORD_CHARACTERS].encode(errors="backslashreplace")
         with self._changed:
             if not self._allowance.take(len(value), clock.monotonic()):
@@ -165,7 +165,7 @@ class LogTopic(logging.Handler):
             client.close()
 
     def _next(self) -> list[NewRecord] | None:
-        """Return what is to be written; waits until there is something. None at the end."""
+        """Return the next records to write; waits until there are some. None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._over)
             self._changed.wait_for(lambda: self._over, LINGER_SECONDS)
@@ -187,7 +187,7 @@ class LogTopic(logging.Handler):
 
 
 def log_end(spec: FunctionSpec, settings: Mapping[str, Any], instance_id: int, text: str) -> None:
-    """Write the end of an instance that could not write it itself, beside whoever calls this."""
+    """Write to the log topic how an instance ended that could not write it itself."""
 
     def write() -> None:
         topic = LogTopic(spec, settings, instance_id)

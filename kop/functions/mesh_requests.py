@@ -43,7 +43,9 @@ class _RefusedError(Exception):
 
 
 def decide(offset: int, request: Request, name: str, known: Known) -> Effects:
-    """Decide a request for the mesh of this full name, which has this offset."""
+    """Decide a request for the mesh of this full name, and return its effects. `offset` is that of the request; `known`
+    is what is defined already.
+    """
     there = known.meshes.get(name)
     try:
         why = lost(request, there, "mesh", name)
@@ -161,7 +163,7 @@ def _content(made: Definition) -> tuple[object, ...]:
 
 
 def _check(made: Definition, known: Known) -> None:
-    """Check the function of a mesh."""
+    """Check the function of a mesh. _RefusedError if it is wrong."""
     try:
         fqfn = spec_of(made.config, known.topic_names).fqfn
     except SpecError as error:

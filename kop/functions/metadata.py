@@ -67,7 +67,9 @@ class FunctionsMetadata:
     """The time at which the last part of each package was written, in milliseconds since the epoch, by digest."""
 
     def take(self, topic: str, offset: int, at_ms: int, key: bytes | None, value: bytes | None) -> LeaderAnswer | None:
-        """Take a record; returns the answer if it is one to a request. DamagedRecordError if it cannot be read."""
+        """Put a record of a topic of functions into the tables; returns the answer if the record is one to a request.
+        DamagedRecordError if it cannot be read.
+        """
         name = text_of(key)
         if topic == REQUESTS:
             return self._take_log(offset, from_log(value))
@@ -110,12 +112,14 @@ class FunctionsMetadata:
             del self.stored_at[digest]
 
     def removable(self, digest: str) -> list[bytes]:
-        """Return the keys of a package that no definition names; none if an uploaded file is it."""
+        """Return the keys of the records of a package that no definition names; none if an uploaded file is that
+        package.
+        """
         return [] if digest in self.uploads.values() else self.packages.keys(digest)
 
 
 def _take(rows: dict[K, V], key: K, value: bytes | None, read: Callable[[bytes], V]) -> None:
-    """Set or remove a row; other threads find the one before it until then. A damaged one does not leave that."""
+    """Set the row of a key, or remove it if the value is None. A row whose new value is damaged is removed, too."""
     try:
         row = None if value is None else read(value)
     except DamagedRecordError:

@@ -43,7 +43,7 @@ def headers(topic: str, index: int, offset: int) -> list[tuple[str, bytes]]:
 
 
 def header_runs(topic: str, index: int, offsets: Sequence[int]) -> Iterator[HeaderRun]:
-    """Yield the same for outputs of many messages of a partition, whose offsets ascend.
+    """Yield the headers, as `headers` makes them, for outputs of many messages of a partition, whose offsets ascend.
 
     Ids of one block of 128 offsets differ in one byte, the lowest of the entry. So the rest is made once a block, and
     base64 is made of all ids of one size together.
@@ -68,7 +68,9 @@ def header_runs(topic: str, index: int, offsets: Sequence[int]) -> Iterator[Head
 
 
 def _blocks(index: int, offsets: Sequence[int]) -> Iterator[tuple[tuple[int, int], bytes, int]]:
-    """Yield where the lowest byte of the entry is in an id and how long that is, an id, and how many the block has."""
+    """Yield for each block of offsets: where in the id the lowest byte of the entry is and how many bytes the entry
+    takes, the id of the block, and how many offsets the block has.
+    """
     first, last = offsets[0], offsets[-1]
     if last - first == len(offsets) - 1:
         counts = [

@@ -55,7 +55,7 @@ class Package:
 
 
 def read_package(path: str | Path) -> Package:
-    """Return the package of a file; PackageError if it cannot be read, or is too large."""
+    """Return the package of a file. PackageError if it cannot be read, or is too large."""
     path = Path(path)
     try:
         return Package(path.name, path.read_bytes())
@@ -84,7 +84,9 @@ class Assembler:
         self._parts: dict[str, set[int]] = {}
 
     def add(self, key: bytes, value: bytes | None) -> None:
-        """Take a record; without a value it is the end of what was under its key. Others than ours are left out."""
+        """Add a record of a package; without a value it removes what was under its key. Records with other keys are
+        ignored.
+        """
         digest, _, number = key.decode(errors="replace").partition("/")
         if len(digest) != 64 or not set(digest) <= set("0123456789abcdef") or not number.isdecimal():
             return
@@ -116,7 +118,7 @@ class Assembler:
         return digest in self._counts and self._parts[digest] >= set(range(self._counts[digest]))
 
     def package(self, digest: str, name: str) -> Package | None:
-        """Return a package; None if it is not whole, or not what its digest says."""
+        """Return a package under this file name; None if parts are missing, or the data do not have the digest."""
         if not self.is_whole(digest):
             return None
         numbers = range(self._counts[digest])
@@ -136,9 +138,9 @@ def _write(path: Path, data: bytes) -> None:
 
 def unpack(package: Package, folder: str | Path, allow_index: bool = False) -> CodePlace:
     """Unpack a package into a folder of `folder`, unless that was done before, and return where its code lies.
+    PackageError if the package is wrong, or its dependencies cannot be had.
 
-    `allow_index`: dependencies that are not in the package come from pip's index. PackageError says what is
-    wrong with the package.
+    `allow_index`: dependencies that are not in the package come from pip's index.
     """
     kind = PurePosixPath(package.name).suffix
     stem = PurePosixPath(package.name).stem
@@ -186,7 +188,9 @@ def _fill(package: Package, kind: str, place: Path, allow_index: bool) -> None:
 
 
 def _extract(archive: Path, target: Path | None) -> None:
-    """Unpack a zip file, or only look at it; refuse what would leave the folder or fill the disk."""
+    """Unpack a zip file into `target`, or only check it if `target` is None. PackageError if it would write outside of
+    the folder or fill the disk.
+    """
     try:
         with zipfile.ZipFile(archive) as given:
             members = given.infolist()
@@ -204,7 +208,7 @@ def _extract(archive: Path, target: Path | None) -> None:
 
 
 def _top(name: str, files: Path) -> Path:
-    """Return the folder of Pulsar's layout in an unpacked zip file: that of its name, or the only one."""
+    """Return the folder of Pulsar's layout in an unpacked zip file: the one with the file's name, or the only one."""
     folders = [path for path in sorted(files.iterdir()) if (path / "src").is_dir()]
     named = [path for path in folders if path.name == PurePosixPath(name).stem]
     if not named and len(folders) != 1:
@@ -236,7 +240,7 @@ def _install(name: str, top: Path, target: Path, allow_index: bool) -> None:
 
 
 def _pip(name: str, arguments: Sequence[str]) -> None:
-    """Run pip install; PackageError with what it says."""
+    """Run pip install. PackageError with pip's output if it fails."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
     command += ["--no-compile", "--no-warn-script-location"]
     try:

@@ -24,7 +24,7 @@ class PoisonRecord:
         self._offset = offset
 
     def place_in(self, taken: Taken) -> int | None:
-        """Return how many of the records come before this one; None if it is not among them."""
+        """Return how many of these records come before the poison record; None if it is not among them."""
         if taken.partition != self._partition or not taken.records:
             return None
         place = bisect_left(taken.records, self._offset, key=itemgetter(0))
@@ -32,7 +32,7 @@ class PoisonRecord:
 
 
 def divided(taken: Taken, count: int) -> tuple[Taken, Taken | None]:
-    """Return the first records, and the others if there are any."""
+    """Return the first `count` records, and the others; None for those if there are none."""
     if count >= len(taken.records):
         return taken, None
     others = taken.records[count:]

@@ -100,7 +100,7 @@ class Attempts:
     failures: int = 0
 
     def after(self, ran: float) -> Attempts:
-        """Return what is true after another end; `ran` is for how many seconds it ran."""
+        """Return the attempts after another end of the process, which ran for `ran` seconds."""
         return Attempts(1 if ran >= WELL_SECONDS else self.failures + 1)
 
     @property
@@ -177,7 +177,7 @@ class Processes:
     # -- for others
 
     def want(self, wanted: Mapping[InstanceName, WantedInstance]) -> None:
-        """Start, end and start anew what differs from what there is."""
+        """Set the wanted instances: processes are started, ended and restarted until exactly those run."""
         now = clock.monotonic()
         with self._lock:
             for name, slot in self._slots.items():
@@ -191,7 +191,7 @@ class Processes:
         self._wake()
 
     def status(self) -> dict[InstanceName, InstanceStatus]:
-        """Return what is known of each instance that is wanted."""
+        """Return the status of each instance that is wanted."""
         with self._lock:
             children = {name: slot.child for name, slot in self._slots.items() if slot.child is not None}
         asked = {name: self._question(child, {"ask": "stats"}) for name, child in children.items()}
@@ -223,7 +223,7 @@ class Processes:
         return _answer(self._question(child, {"seconds": seconds, **question}), seconds + MARGIN_SECONDS)
 
     def _is_coming(self, name: InstanceName) -> bool:
-        """Return if an instance is wanted that has not begun yet, and has not failed to."""
+        """Return if an instance is wanted and is being started, and has not failed to start."""
         slot = self._slots.get(name)
         if slot is None or slot.wanted is None or slot.error:
             return False
@@ -283,7 +283,7 @@ class Processes:
             os.read(self._woken, _CHUNK)
 
     def _advance(self, now: float) -> float | None:
-        """Do what is due; returns when something is next."""
+        """Start and end the processes that are due; returns the time of the next such step, None if there is none."""
         due: list[float] = []
         for name, slot in list(self._slots.items()):
             if slot.child is None:
@@ -342,7 +342,7 @@ class Processes:
         self._selector.register(process.sentinel, selectors.EVENT_READ, lambda: self._ended(name, child))
 
     def _look(self, slot: _Slot, child: _Child, now: float) -> None:
-        """End a process that hangs or has too much memory."""
+        """End a process that hangs or takes more memory than it may."""
         assert child.watch.seconds is not None
         child.look_at = now + child.watch.seconds
         reason = child.watch.look(list(child.calling), _rss(child.process.pid), now)
@@ -353,7 +353,7 @@ class Processes:
     # -- what processes write and tell
 
     def _read_output(self, child: _Child) -> bool:
-        """Take what a process has written; returns False if there is nothing more now."""
+        """Read the output of a process; returns False if there is no more of it now."""
         try:
             data = b"" if child.output.closed else os.read(child.output.fileno(), _CHUNK)
         except BlockingIOError:
@@ -366,7 +366,7 @@ class Processes:
         return bool(data)
 
     def _read_control(self, child: _Child) -> bool:
-        """Take what a process has told; returns False if there is nothing more now."""
+        """Read the messages of a process; returns False if there are no more of them now."""
         try:
             data = b"" if child.control.fileno() < 0 else child.control.recv(_CHUNK, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -399,7 +399,7 @@ class Processes:
             child.is_replaced = told["told"] == "replaced"
 
     def _ended(self, name: InstanceName, child: _Child) -> None:
-        """Take the end of a process."""
+        """Note that a process has ended, and decide if and when its instance is started again."""
         if child.has_ended:
             return
         child.has_ended = True
@@ -442,7 +442,9 @@ class Processes:
 
     @staticmethod
     def _failed(slot: _Slot, told: str, at: tuple[TopicPartition, int] | None, now: float, ran: float) -> None:
-        """Note why an instance does not run, and when it is started again."""
+        """Note why an instance does not run, and when it is started again. `told` is the reason, `at` the record at
+        which the process ended, `ran` the seconds for which it ran.
+        """
         slot.attempts = slot.attempts.after(ran)
         if slot.attempts.failures == 1:
             slot.since_ms = clock.wall_ms()

@@ -103,9 +103,8 @@ class ReadAhead:
     # -- for the thread that takes
 
     def take(self, count: int, waiting: Collection[TopicPartition], seconds: float | None) -> list[Taken]:
-        """Return up to `count` records of partitions that do not wait; none after so many seconds, or when woken.
-
-        Partitions take turns.
+        """Return up to `count` records of partitions that are not in `waiting`. Waits for them; returns none after so
+        many seconds, or when woken. Partitions take turns.
         """
         taken: list[Taken] = []
         with self._changed:
@@ -121,7 +120,7 @@ class ReadAhead:
         return taken
 
     def ends(self) -> dict[TopicPartition, tuple[int, int]]:
-        """Return where each partition ends and the next offset that is fetched. For any thread."""
+        """Return, by partition, the end of the log and the next offset that is fetched. For any thread."""
         return {partition: (ahead.end, ahead.position) for partition, ahead in list(self._ahead.items())}
 
     def add(self, positions: Mapping[TopicPartition, int]) -> None:
@@ -151,7 +150,7 @@ class ReadAhead:
             thread.join(max(0.0, end - clock.monotonic()))
 
     def _ready(self, waiting: Collection[TopicPartition]) -> bool:
-        """Return true if there is something to take; else let the threads read."""
+        """Return true if there is something to take; else wake the threads that read."""
         if any(ahead.chunks for partition, ahead in self._ahead.items() if partition not in waiting):
             return True
         if not self._hungry:
@@ -209,8 +208,8 @@ class ReadAhead:
                 client.close()
 
     def _wanted(self, number: int, more: bool) -> Offsets | None:
-        """Return which partitions are fetched from where; waits until there is room, and, unless there is `more`, until
-        records are wanted. None at the end.
+        """Return the partitions to fetch and from which offsets; None at the end. Waits until there is room, and,
+        unless `more` was there at the last fetch, until records are wanted.
         """
         with self._changed:
             while not self._over:
@@ -269,7 +268,7 @@ class ReadAhead:
 
     @staticmethod
     def _first(client: ReadClient, partition: TopicPartition, position: int) -> int:
-        """Return where a partition is read on that does not have an offset, and say so."""
+        """Return the offset to go on from in a partition whose position is out of its range, and log that."""
         first = client.list_offsets({partition: EARLIEST}, READ_COMMITTED)[partition]
         what = "was deleted before it was read" if first > position else "is behind the end of the log"
         log.warning(
@@ -280,7 +279,7 @@ class ReadAhead:
 
 
 def _by_leader(client: ReadClient, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-    """Return a number for each partition, from 0 on, the same for those that one server leads."""
+    """Return a number for each partition, from 0 on; partitions that one server leads have the same."""
     topics = client.topics({topic for topic, _ in partitions})
     numbers: dict[int, int] = {}
     return {

@@ -38,9 +38,9 @@ class RefusedFunctionError(Exception):
 
 @contextmanager
 def concerning(fqfn: str, *, in_transaction: bool = False) -> Iterator[None]:
-    """Raise what a server refuses within as RefusedFunctionError.
+    """Raise a refusal by a server within the block as RefusedFunctionError of this function.
 
-    `in_transaction`: the transaction is of more than this function, and errors of it are raised as they are.
+    `in_transaction`: the transaction is of more than this function, so its own errors are raised as they are.
     """
     try:
         yield

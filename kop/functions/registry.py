@@ -128,7 +128,9 @@ class Registry:
     # -- for any thread
 
     def start(self) -> None:
-        """Make the topics, or check them, and begin. Returns once all is known; ClientError if that cannot be."""
+        """Make the topics, or check them, and begin to follow them. Returns once they are read to their ends.
+        ClientError if they cannot be made or read.
+        """
         end = clock.monotonic() + self._patience
         writer = self._writer = WriteClient(self._settings, self._patience)
         try:
@@ -146,7 +148,7 @@ class Registry:
                 raise ClientError(self._failure)
 
     def close(self) -> None:
-        """Leave the group, and end: within CLOSE_SECONDS, even if no server answers."""
+        """Leave the group of workers, and stop following: within CLOSE_SECONDS, even if no server answers."""
         end = clock.monotonic() + CLOSE_SECONDS
         self._over.set()
         for client in (self._reader, self._writer):
@@ -162,7 +164,7 @@ class Registry:
             self._writing.release()
 
     def trouble(self) -> str | None:
-        """Return why this worker does not know, or cannot do, what the topics say; None if nothing is wrong."""
+        """Return why this worker does not know what the topics say, or cannot do it; None if nothing is wrong."""
         if self._failure is not None:
             return self._failure
         silent = clock.monotonic() - self._read_at
@@ -175,7 +177,9 @@ class Registry:
         return tuple(member for member in self.members() if member.runs_instances)
 
     def members(self) -> tuple[WorkerInfo, ...]:
-        """Return who lives and may lead, and which of them does, as of a second ago: drivers of meshes, too."""
+        """Return the workers that live and may lead, drivers of meshes among them, and which of them leads, as of a
+        second ago.
+        """
         by_id: dict[str, WorkerInfo] = {}
         for peer in self._membership.peers():
             worker = WorkerInfo.of_client_id(peer.client_id, is_leader=peer.holds, machine=peer.host)
@@ -184,7 +188,7 @@ class Registry:
         return tuple(by_id.values())
 
     def twin(self) -> str | None:
-        """Return the address of another worker that has the id of this one, if that one goes before it."""
+        """Return the address of another worker with the id of this one, if that one takes precedence; else None."""
         mine = self._me.client_id(), self._membership.member_id
         peers = self._membership.peers()
         here = {peer.host for peer in peers if peer.member_id == mine[1]}
@@ -209,16 +213,16 @@ class Registry:
             produce(self._writer, self._writer.init_producer(None, -1), records, {})
 
     def send(self, request: Request) -> None:
-        """Write a request. Its answer comes to `answered`."""
+        """Write a request to its topic; the callback `answered` gets its answer."""
         self.write([(REQUESTS, request.fqfn.encode(), to_log(request))])
 
     def upload(self, package: Package, path: str | None = None) -> None:
-        """Write a package, under the name of a path if that is given."""
+        """Write a package to its topic. With `path`, it is an uploaded file of that path."""
         named = [] if path is None else [(PACKAGES, f"{UPLOAD}{path}".encode(), package.digest.encode())]
         self.write([(PACKAGES, key, value) for key, value in chunks(package)] + named)
 
     def make_topics(self, spec: FunctionSpec) -> list[str]:
-        """Make the topics of a function that are not there, with the servers' defaults; the names of those."""
+        """Make the topics of a function that are missing, with the servers' defaults; returns their names."""
         with self._writing:
             assert self._writer is not None
             return [topic for topic in filter(None, [*named(spec), spec.output]) if self._writer.make_topic(topic)]
@@ -252,7 +256,7 @@ class Registry:
                 self._reader = None
 
     def _open(self) -> None:
-        """Begin to follow the topics, or go on."""
+        """Begin to follow the topics, or go on where it was left."""
         settings = self._settings | {
             "request_timeout_ms": min(self._settings.get("request_timeout_ms", TAIL_TIMEOUT_MS), TAIL_TIMEOUT_MS)
         }
@@ -279,7 +283,7 @@ class Registry:
             self._step(0)
 
     def _step(self, wait_ms: int) -> None:
-        """Take what the topics have next; waits for it."""
+        """Read the next records of the topics, and wait up to `wait_ms` for some."""
         assert self._reader is not None
         fetch = FetchSettings(isolation=READ_COMMITTED, wait_ms=wait_ms)
         changed = False

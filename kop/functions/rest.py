@@ -42,12 +42,14 @@ class RestServer:
         return int(self._runner.addresses[0][1])
 
     async def close(self) -> None:
-        """End it: what is being answered has a second."""
+        """Stop the server; requests that are being answered have a second to end."""
         await self._runner.cleanup()
 
 
 async def serve(service: Service, host: str, port: int, token: str | None) -> RestServer:
-    """Serve a worker; ClientError says why that is refused."""
+    """Serve the REST interface of a worker. ClientError if it may not, or cannot, listen at this address, or the token
+    is too short.
+    """
     if token is None and not is_loopback(host):
         raise ClientError(
             f"give a token (--token-file), or listen on 127.0.0.1: whoever reaches {host}:{port} may run code"
@@ -67,7 +69,7 @@ async def serve(service: Service, host: str, port: int, token: str | None) -> Re
 
 
 def application(service: Service, token: str | None) -> web.Application:
-    """Return all paths, for whoever has the token."""
+    """Return the application with all paths. Who asks needs `token`, if there is one."""
     app = web.Application(middlewares=[_errors, _guard(token)], client_max_size=CONFIG_BYTES)
     app.add_routes([*function_routes(service), *worker_routes(service), *internal_routes(service)])
     return app
@@ -115,7 +117,7 @@ def _bytes(text: str) -> bytes:
 
 
 def _refuse_browsers(request: web.Request) -> None:
-    """Refuse what a page of others may make a browser send to this machine: it would run code here."""
+    """Refuse requests that a foreign web page may make a browser send to this machine: they could run code here."""
     host = request.headers.get("Host", "")
     name = host[1 : host.find("]")] if host.startswith("[") else host.rpartition(":")[0] or host
     if "Origin" in request.headers or not is_loopback(name):

@@ -68,7 +68,9 @@ class FunctionPaths:
         return definition
 
     def _expects(self, request: web.Request, fqfn: str) -> int:
-        """Return the revision that a change is made to: the one that its author has read, else the current one."""
+        """Return the revision that a change is based on: the one in If-Match, which its author has read, else the
+        current one. RestError if there is no such function, or If-Match is no number.
+        """
         given = request.headers.get("If-Match", "").strip('" ')
         if given in {"", "*"}:
             return self._needed(fqfn).revision
@@ -77,7 +79,9 @@ class FunctionPaths:
         return int(given)
 
     def _one(self, request: web.Request) -> tuple[str, int | None]:
-        """Return which function, and which of its instances, a request is about."""
+        """Return the function, and the number of the instance or None, that a request's path names. RestError if there
+        is none.
+        """
         fqfn, instance = fqfn_of(request), instance_of(request)
         definition = self._needed(fqfn)
         if instance is not None and instance >= _count(definition):
@@ -85,7 +89,9 @@ class FunctionPaths:
         return fqfn, instance
 
     async def _definition_given(self, request: web.Request, *, is_update: bool) -> tuple[Json, Package | None]:
-        """Return the fields of a FunctionConfig, and the package, of a form."""
+        """Return the fields of a FunctionConfig and the package, None if there is none, of a form. RestError if they do
+        not fit the path or cannot be read.
+        """
         form = await read_form(request, {"functionConfig": CONFIG_BYTES, "url": CONFIG_BYTES, "data": PACKAGE_BYTES})
         if "url" in form:
             raise RestError(400, f"send the file: packages of a URL are not fetched ({form['url'].text()})")
@@ -130,7 +136,7 @@ class FunctionPaths:
         return loop_of(fqfn, {definition.fqfn: definition for definition in self._service.functions()})
 
     def _with_note(self, response: web.Response, fqfn: str) -> web.Response:
-        """Add what the author of a definition should know of it, although it was taken."""
+        """Add a note to a response: what the author should know of the definition although it was accepted."""
         loop = self._loop(fqfn)
         if loop is not None:
             response.headers[NOTE] = loop.text.encode("ascii", "backslashreplace").decode()
@@ -294,7 +300,7 @@ class FunctionPaths:
         return web.Response(status=204)
 
     async def upload(self, request: web.Request) -> web.Response:
-        """Keep a file under a path."""
+        """Store a file in the topic of packages under a path of the user's choice."""
         form = await read_form(request, {"data": PACKAGE_BYTES, "path": CONFIG_BYTES})
         if "data" not in form or "path" not in form:
             raise RestError(400, "an upload has the parts 'data' and 'path'")

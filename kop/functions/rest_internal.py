@@ -36,7 +36,7 @@ class InternalPaths:
         return web.json_response(statuses)
 
     async def ask(self, request: web.Request) -> web.Response:
-        """Ask an instance that runs here."""
+        """Return an instance's answer to a question; the instance runs on this worker."""
         body = await request.read()
         try:
             question = json.loads(body)

@@ -52,14 +52,14 @@ class GivenPart(NamedTuple):
     file_name: str
 
     def text(self) -> str:
-        """Return it as text; RestError if it is none."""
+        """Return the part as text. RestError if it is no UTF-8."""
         try:
             return self.data.decode()
         except UnicodeDecodeError as error:
             raise RestError(400, f"a part of the form is no UTF-8: {error}") from None
 
     def json(self) -> Json:
-        """Return it as an object of JSON; RestError if it is none."""
+        """Return the part as a JSON object. RestError if it is none."""
         try:
             value = json.loads(self.text())
         except ValueError as error:
@@ -70,7 +70,9 @@ class GivenPart(NamedTuple):
 
 
 async def read_form(request: web.Request, limits: Mapping[str, int]) -> dict[str, GivenPart]:
-    """Return the parts of a form that are known, each up to its limit; others are passed over."""
+    """Return the parts of a form that `limits` names, with the bytes that each may have; other parts are ignored.
+    RestError if the body is no form, or a part is too large or there twice.
+    """
     if not request.content_type.startswith("multipart/"):
         raise RestError(415, "the body must be multipart/form-data")
     form: dict[str, GivenPart] = {}
@@ -107,6 +109,6 @@ def etag(revision: int | None) -> dict[str, str]:
 
 
 def raise_error(answer: Json) -> None:
-    """Raise RestError if an instance has answered with an error; `status` says of which kind it is."""
+    """Raise RestError if an instance's answer has an `error`; its `status` becomes that of the response."""
     if answer.get("error"):
         raise RestError(int(answer.get("status") or 400), str(answer["error"]))

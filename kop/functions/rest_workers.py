@@ -51,7 +51,7 @@ class WorkerPaths:
         return web.json_response(workers)
 
     async def rebalance(self, _request: web.Request) -> web.Response:
-        """Deal the instances anew."""
+        """Ask the leader to deal all instances to the workers anew."""
         return answered(await self._service.requests.rebalance())
 
     async def drain(self, request: web.Request) -> web.Response:
@@ -69,7 +69,7 @@ class WorkerPaths:
         return worker
 
     async def drain_status(self, request: web.Request) -> web.Response:
-        """Return if a worker that is drained has instances still."""
+        """Return if a worker that is drained still has instances."""
         worker = self._worker_of(request)
         left = [number for number, assignment in self._service.assignments().items() if assignment.worker == worker]
         if worker not in self._service.drained():

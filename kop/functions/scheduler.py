@@ -34,10 +34,10 @@ from now on. An instance without partitions is in none, and idle."""
 
 
 def schedule(wishes: Mapping[str, Wish], current: Assignments, workers: Collection[str]) -> Assignments:
-    """Deal partitions to instances, and instances to workers.
+    """Return new assignments: partitions to instances, and instances to workers.
 
-    Loads, which are the partitions of each instance of a function and the instances of each worker, differ by one at
-    most, and no more moves than that needs. What has to move goes to where the function has the fewest instances.
+    The numbers of partitions of a function's instances, and of instances of the workers, differ by one at most, and as
+    little as possible moves. What has to move goes to where the function has the fewest instances.
     """
     if not workers:
         return {}
@@ -100,7 +100,7 @@ def deal(
 
 
 def mistake(assignments: Assignments, wishes: Mapping[str, Wish], workers: Collection[str]) -> str | None:
-    """Return what is wrong with the assignments of a scheduler, None if nothing is."""
+    """Return what is wrong with the assignments that a scheduler made; None if they are right."""
     dealt: dict[tuple[str, TopicPartition], int] = {}
     for (fqfn, number), assignment in assignments.items():
         wish = wishes.get(fqfn)

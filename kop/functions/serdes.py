@@ -40,10 +40,10 @@ class Serde(Protocol):
     """The methods that the instance of a function calls to read its inputs and to write its results."""
 
     def deserialize(self, input_bytes: bytes | None) -> Any:
-        """Return the input of the function; SerdeError says what is wrong with the bytes."""
+        """Return the input of the function. SerdeError if the bytes are no such value, with the reason."""
 
     def serialize(self, input: Any) -> bytes:
-        """Return the bytes of a result; SerdeError says what is wrong with it."""
+        """Return the bytes of a result. SerdeError if it cannot be written, with the reason."""
 
 
 # -- Pulsar's
@@ -225,7 +225,7 @@ _JSON_NAMES: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 def _without_json(value: Any) -> float | None:
-    """Return a number in a value that JSON has not; None if there is none."""
+    """Return a number within a value that JSON cannot have (NaN, infinity); None if there is none."""
     if isinstance(value, float):
         return None if math.isfinite(value) else value
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else ()
@@ -264,7 +264,7 @@ _PLAIN: Final[dict[Any, Callable[[], Serde]]] = {
 
 
 def of_annotation(annotation: Any) -> Serde:
-    """Return the serde of an annotation; that of Any, and of none, is Pulsar's IdentitySerDe."""
+    """Return the serde of a type annotation. For Any, or no annotation, that is Pulsar's IdentitySerDe."""
     if get_origin(annotation) in {Union, types.UnionType} and type(None) in get_args(annotation):
         others = [part for part in get_args(annotation) if part is not type(None)]
         return _OrNone(of_annotation(Union[tuple(others)]))  # noqa: UP007 - made of what is known only now
@@ -285,7 +285,7 @@ _OF_PULSAR: Final = {
 
 
 def of_class_name(name: str, code: FunctionCode) -> Serde:
-    """Return the serde that is named as `module.Class`, made without arguments."""
+    """Return an instance of the serde class that is named as `module.Class`; the class is called without arguments."""
     if _OF_PULSAR.get(name) is IdentitySerDe:
         return IdentitySerDe()
     made: Any = _OF_PULSAR.get(name)
@@ -360,7 +360,9 @@ def _of_pulsar_schema(schema_type: str, record: Any) -> Serde:
 
 
 def input_serde(spec: FunctionSpec, topic: str, code: FunctionCode) -> Serde:
-    """Return what reads the values of an input, which is a key of `spec.inputs`; SerdeError says why there is none."""
+    """Return the serde that reads the values of an input (`topic` is a key of `spec.inputs`). SerdeError if it cannot
+    be made.
+    """
     given = spec.inputs[topic]
     if given.serde_class_name:
         return of_class_name(given.serde_class_name, code)
@@ -370,7 +372,7 @@ def input_serde(spec: FunctionSpec, topic: str, code: FunctionCode) -> Serde:
 
 
 def output_serde(spec: FunctionSpec, code: FunctionCode) -> Serde:
-    """Return the serde that writes results; SerdeError says why there is none."""
+    """Return the serde that writes results. SerdeError if it cannot be made."""
     if spec.output_serde_class_name:
         return of_class_name(spec.output_serde_class_name, code)
     if spec.output_schema_type:

@@ -151,7 +151,9 @@ def state_answer(key: str, value: Mapping[str, Any]) -> Json:
 
 
 def state_given(key: str, given: Mapping[str, Any]) -> Json:
-    """Return the one value that a request has for a key; ValueError says what is wrong with it."""
+    """Return the one value that a request has for a key. ValueError if it has none, or several, or is about another
+    key, or the value is malformed.
+    """
     if given.get("key") not in {None, "", key}:
         raise ValueError(f"the state is of the key {given['key']}, and the path names {key}")
     values = {name: given[name] for name in _VALUES if given.get(name) is not None}
@@ -170,7 +172,7 @@ def state_given(key: str, given: Mapping[str, Any]) -> Json:
 
 
 def state_told(number: int | None, value: bytes | None) -> Json:
-    """Return what an instance tells of a counter, or of the bytes of a value."""
+    """Return a counter, or the bytes of a value, in the form in which an instance answers."""
     if number is not None:
         return {"numberValue": number}
     data = value or b""
@@ -181,7 +183,7 @@ def state_told(number: int | None, value: bytes | None) -> Json:
 
 
 def state_kept(given: Mapping[str, Any]) -> int | bytes:
-    """Return what an instance keeps for the value of a request: a counter, or bytes."""
+    """Return the value of a request in the form in which an instance keeps it: a counter, or bytes."""
     if "numberValue" in given:
         return int(given["numberValue"])
     return base64.b64decode(given["byteValue"]) if "byteValue" in given else str(given["stringValue"]).encode()

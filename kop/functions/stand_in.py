@@ -76,12 +76,14 @@ _before: dict[str, types.ModuleType] = {}
 
 
 def installed() -> bool:
-    """Return if `pulsar` is pulsar-client here."""
+    """Return if the module `pulsar` comes from pulsar-client here."""
     return importlib.util.find_spec("_pulsar") is not None
 
 
 def install(*, force: bool = False) -> bool:
-    """Put the stand-in into this process unless pulsar-client is installed, or with `force`; return if it was put."""
+    """Put the stand-in for `pulsar` into this process unless pulsar-client is installed; with `force` in any case.
+    Returns if it was put there.
+    """
     if hasattr(sys.modules.get("pulsar"), _MARK) or (installed() and not force):
         return False
     for name in [name for name in sys.modules if name == "pulsar" or name.startswith("pulsar.")]:

@@ -132,7 +132,7 @@ class StateChanges:
         self._puts[key] = value
 
     def apply(self) -> None:
-        """Let the changes count: later calls see them, and the next flush writes them."""
+        """Make the changes of the call count: later calls see them, and the next flush writes them."""
         state = self._state
         values, changed = state.values, state.changed
         for key, amount in self._sums.items():
@@ -182,17 +182,17 @@ class PartitionState:
         return value
 
     def number(self, key: str) -> int:
-        """Return a counter, 0 if there is none; StateError if there is a value."""
+        """Return a counter, 0 if there is none. StateError if the key has a value that is no counter."""
         return _number(key, self.get(key))
 
     def set_mark(self, key: bytes, value: bytes | None) -> None:
-        """Note something for windows under a key of theirs."""
+        """Set the value of a key that windows use for themselves; None removes it."""
         if self.marks.get(key) != value:
             self.marks[key] = value
             self.changed_marks[key] = None
 
     def restore(self, records: Iterable[Record]) -> int:
-        """Take records of the changelog in their order, and return about how many bytes they need."""
+        """Apply records of the changelog in their order, and return about how many bytes they need."""
         values = self.values
         size = 0
         for offset, _, key, data, headers in records:
@@ -215,7 +215,7 @@ class PartitionState:
         return size
 
     def entries(self) -> Iterator[Entry]:
-        """Yield what the changelog does not have yet, each key once, and take it as written."""
+        """Yield the entries that are not in the changelog yet, each key once, and count them as written."""
         changed, self.changed = self.changed, {}
         values = self.values
         for key in changed:
@@ -234,7 +234,7 @@ class PartitionState:
         return sum(map(len, self.values)) + sum(sizes) + _ENTRY_BYTES * len(self.values)
 
     def let_go(self, count: int) -> None:
-        """Move so many of the oldest entries in memory into the file. All must be in the changelog."""
+        """Move `count` of the oldest entries in memory into the file. All of them must be in the changelog."""
         oldest = [entry for entry, _ in zip(self.values.items(), range(count), strict=False)]
         self._file.put(self._number, oldest)
         for key, _ in oldest:
@@ -270,12 +270,12 @@ class LocalState:
         return state
 
     def restore(self, number: int, records: Iterable[Record]) -> None:
-        """Take records of a partition of the changelog."""
+        """Apply records of a partition of the changelog."""
         self._bytes += self.partition(number).restore(records)
         self._bound()
 
     def flush(self) -> Iterator[tuple[int, Entry]]:
-        """Yield the entries that have changed, each once, with their partitions, and take them as written."""
+        """Yield the entries that have changed, each once, with their partitions, and count them as written."""
         for number, state in self._partitions.items():
             for entry in state.entries():
                 self._bytes += len(entry[0]) + len(entry[1] or b"") + _ENTRY_BYTES
@@ -283,7 +283,7 @@ class LocalState:
         self._bound()
 
     def _bound(self) -> None:
-        """Keep memory small. Nothing may be changed that the changelog does not have."""
+        """Move entries to the file if memory holds too many. All changes must be in the changelog."""
         count = sum(len(state.values) for state in self._partitions.values())
         if self._bytes > self._most_bytes:
             self._bytes = sum(state.bytes_in_memory() for state in self._partitions.values())

@@ -132,7 +132,7 @@ class Stats:
             self._minute = minute
 
     def _minute_before(self, minute: int) -> tuple[float, ...]:
-        """Return what was counted in the minute before this one."""
+        """Return the counts of the minute before this one."""
         if minute == self._minute:
             return self._last_minute
         if minute == self._minute + 1:

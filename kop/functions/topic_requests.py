@@ -55,7 +55,7 @@ _FETCH: Final = FetchSettings(isolation=READ_COMMITTED, wait_ms=WAIT_MS)
 
 
 def driver_info() -> WorkerInfo:
-    """Return this process as one that may lead, and runs no instances."""
+    """Return the description of this process as one that may lead and runs no instances."""
     host = re.sub(r"[^\w.-]", "-", socket.gethostname(), flags=re.ASCII) or "host"
     return WorkerInfo(f"kop-mesh-{host}-{os.getpid()}-{clock.token_hex(2)}", host, 0)
 
@@ -86,7 +86,7 @@ class TopicRequests:
     def __init__(
         self, settings: Mapping[str, Any], patience: float, topic_names: TopicNames, by: str, *, may_lead: bool = True
     ) -> None:
-        """`by` is who asks, for people; `may_lead` is False if this process has somebody else who may."""
+        """`by` names who asks, for people to read. `may_lead` is False if another process is there to lead."""
         self._may_lead = may_lead
         self._settings = dict(settings)
         self._patience = patience
@@ -123,15 +123,18 @@ class TopicRequests:
     def apply(
         self, name: str, wanted: WantedMesh, packages: Collection[Package], there: MeshDefinition | None
     ) -> LeaderAnswer:
-        """Create a mesh, or make another one of that which is there, as it was read before."""
+        """Ask to create a mesh, or to change the mesh `there`, as it was read before, into the wanted one; returns the
+        leader's answer.
+        """
         kind: Any = "create" if there is None else "update"
         request = self._request(kind, name, None if there is None else there.revision)
         return self._ask(replace(request, mesh=wanted), packages)
 
     def ensure(self, name: str, wanted: WantedMesh, packages: Collection[Package]) -> LeaderAnswer:
-        """Let a mesh be as it is wanted, and started; asks for nothing if it is.
+        """Make a mesh as it is wanted, and started; asks for nothing if it is. Returns the answer.
 
-        If somebody else was first, it is asked once more; what others want after that is left as it is.
+        If somebody else has changed the mesh at the same time, it is asked once more; what others change after that
+        stays.
         """
         is_applied = False
         while True:
@@ -150,7 +153,9 @@ class TopicRequests:
                 return answer
 
     def change(self, kind: Any, name: str, expects: int | None, part: str = "") -> LeaderAnswer:
-        """Start, stop, restart or delete a mesh of this revision."""
+        """Ask to start, stop, restart or delete (`kind`) a mesh, or `part` of it, and return the answer. It is refused
+        if the mesh has not the revision `expects`.
+        """
         return self._ask(replace(self._request(kind, name, expects), part=part), ())
 
     def _request(self, kind: Any, name: str, expects: int | None) -> Request:
@@ -197,7 +202,7 @@ class TopicRequests:
         return LeaderAnswer(request=request.id, status=NOBODY, reason=reason)
 
     def _lead(self) -> None:
-        """Lead: nobody does, and a request needs somebody."""
+        """Become the leader, since a request needs one and nobody leads."""
         self._folder = tempfile.TemporaryDirectory(prefix="kop-packages-")
         self._registry = new_registry(self._settings, self._folder.name, self._topic_names, self._patience)
         self._registry.start()

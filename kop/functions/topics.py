@@ -34,7 +34,7 @@ class TopicNames:
     """True if the server knows topics of other namespaces, too: it is a gateway over Pulsar."""
 
     def kafka_name(self, name: str) -> str:
-        """Return the name by which the server knows a topic; TopicNameError if there can be none."""
+        """Return the name by which the server knows a topic. TopicNameError if no topic can have this name."""
         if "/" not in name:
             return name
         namespace, topic = self._parts(name)
@@ -48,7 +48,7 @@ class TopicNames:
         )
 
     def kafka_pattern(self, pattern: str) -> str:
-        """Return the pattern for the server's names of topics; TopicNameError if there can be none."""
+        """Return the pattern for the server's names of topics. TopicNameError if it cannot match any."""
         if "://" not in pattern:
             return pattern
         full = _PATTERN.fullmatch(pattern)
@@ -80,7 +80,7 @@ HOME: Final = TopicNames()
 
 
 def check_namespace(namespace: str) -> str:
-    """Return a namespace that people wrote; TopicNameError if it is not TENANT/NAMESPACE."""
+    """Return the namespace that a user gave. TopicNameError if it is not TENANT/NAMESPACE."""
     if not re.fullmatch(r"[-\w.=:]+/[-\w.=:]+", namespace, re.ASCII):
         raise TopicNameError(f"{namespace} must be TENANT/NAMESPACE")
     return namespace

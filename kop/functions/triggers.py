@@ -41,9 +41,11 @@ class TriggerAnswer(NamedTuple):
 def place_for(
     spec: FunctionSpec, topic: str | None, key: bytes | None, partitions: Collection[TopicPartition]
 ) -> TopicPartition:
-    """Return where a message goes: to the partition of its key, as Kafka's own producers choose it.
+    """Return the topic and partition that a message goes to: the partition of its key, as Kafka's own producers choose
+    it, or the first one if it has no key.
 
-    `partitions` are all that the function has. TriggerError says why there is no such place.
+    `partitions` are all that the function reads. TriggerError if `topic` is no input, or is missing while there are
+    several.
     """
     topics = sorted({name for name, _ in partitions})
     if topic:
@@ -109,7 +111,7 @@ class Triggers:
         return next((value for name, value in headers if name == HEADER and value in self._waiting), None)
 
     def answer(self, number: bytes, answer: TriggerAnswer) -> None:
-        """Give an answer to the thread that waits for a message. The first answer counts."""
+        """Give an answer to the thread that waits for a message. If there are several, the first one counts."""
         waiting = self._waiting.get(number)
         if waiting is not None:
             waiting[1].append(answer)

@@ -67,7 +67,7 @@ class TryOut:
 
     @property
     def state(self) -> dict[str, Value]:
-        """The state that the calls have left; keys of several partitions have the partition before them."""
+        """The state that the calls have left; with more than one partition, each key has the partition in front."""
         partitions = self._state.partitions
         return {
             key if len(partitions) == 1 else f"{number}/{key}": value

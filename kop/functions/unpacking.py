@@ -39,11 +39,11 @@ class Unpacking:
         self._threads = ThreadPoolExecutor(THREADS, "kop-function-unpack")
 
     def close(self) -> None:
-        """Begin with no further package."""
+        """Stop unpacking: no further package is begun."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def want(self, codes: Collection[Code]) -> None:
-        """Unpack these packages, and forget the others; waits a moment for them."""
+        """Unpack these packages in the background, and forget the others; waits a moment for them."""
         self._attempts = {
             code: attempt for code, attempt in self._attempts.items() if code in codes and not _is_over(attempt)
         }
@@ -53,7 +53,9 @@ class Unpacking:
         wait(self._attempts.values(), WAIT_SECONDS)
 
     def place(self, code: Code) -> CodePlace | None:
-        """Return where a wanted package lies, None while it is being unpacked; PackageError says why it cannot be."""
+        """Return the place where a wanted package lies; None while it is being unpacked. PackageError if it cannot be
+        unpacked.
+        """
         attempt = self._attempts[code]
         if not attempt.done():
             return None

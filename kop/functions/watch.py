@@ -61,6 +61,6 @@ class CallWatch:
 
 
 def place_of(calling: Calling, partitions: Sequence[TopicPartition]) -> tuple[TopicPartition, int] | None:
-    """Return partition and offset of the record that is called; None if there is none."""
+    """Return partition and offset of the record that the function is being called with; None if there is none."""
     index = calling[PARTITION]
     return (partitions[index], calling[OFFSET]) if 0 <= index < len(partitions) else None

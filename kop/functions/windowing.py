@@ -39,7 +39,7 @@ Extractor: TypeAlias = Callable[[Any], Any]
 
 
 def of_elements(code: FunctionCode) -> FunctionCode:
-    """Return the code whose input annotation is the one of a message: of `list[int]` it is int."""
+    """Return the code with an input annotation for one message in place of that for a window: int for `list[int]`."""
     annotation = code.input_annotation
     is_list = get_origin(annotation) is not None and len(get_args(annotation)) == 1
     return dataclasses.replace(code, input_annotation=get_args(annotation)[0] if is_list else Any)
@@ -49,7 +49,7 @@ def extractor_of(spec: FunctionSpec, code: FunctionCode) -> Extractor | None:
     """Return the function that takes a message and returns its time in milliseconds, or the `extract_timestamp` of a
     class; None if the function has no windows by event time.
 
-    ClientError says why the extractor that the definition names cannot be had.
+    ClientError if the extractor that the definition names cannot be imported or made.
     """
     name = spec.window.timestamp_extractor if spec.window else ""
     if not name:
@@ -121,7 +121,9 @@ class WindowCalls(Calls):
             self._add({partition: starts[partition] for partition in together}, fresh)
 
     def _add(self, starts: Mapping[TopicPartition, int], fresh: Collection[TopicPartition]) -> _Unit:
-        """Make the windows that some partitions have in common."""
+        """Return new windows for partitions that share theirs. `starts` are the offsets at which they begin, `fresh`
+        the partitions that were never read.
+        """
         state = self._state.of(next(iter(starts)))
         unit = _Unit(_windows(self._spec, starts, state, fresh), state)
         self._units |= dict.fromkeys(starts, unit)
@@ -129,7 +131,7 @@ class WindowCalls(Calls):
         return unit
 
     def _unit_of(self, partition: TopicPartition, offset: int) -> _Unit:
-        """Return the unit of a partition, also of one that came later and is read from an offset on."""
+        """Return the windows of a partition; a partition that came later gets them as it is read from `offset` on."""
         unit = self._units.get(partition)
         if unit is None:
             state = self._state.of(partition)
@@ -150,7 +152,9 @@ class WindowCalls(Calls):
         return bool(unit.failures) or unit.windows.waits(partition)
 
     def take(self, taken: Taken, deadline: float) -> int:
-        """Take messages until the deadline, a stop, or until the partition waits; returns how many."""
+        """Put messages into windows, and call those that are due, until the deadline, a stop, or until the partition
+        waits; returns how many messages were taken.
+        """
         partition, records, behind = taken
         unit = self._unit_of(partition, records[0][0] if records else behind)
         number = 0
@@ -178,7 +182,9 @@ class WindowCalls(Calls):
         return number
 
     def retry(self) -> bool:
-        """Call what is due, for the first time or again; returns True if there was any."""
+        """Call the function with the windows that are due, for the first time or again; returns True if there were
+        any.
+        """
         now = clock.monotonic()
         called = False
         for unit in self._all:
@@ -196,7 +202,7 @@ class WindowCalls(Calls):
         return called
 
     def next_due(self) -> float | None:
-        """Return when a window is due, or something is to be tried again."""
+        """Return the time at which a window is due, or something is to be tried again; None if nothing is."""
         now, now_ms = clock.monotonic(), clock.wall_ms()
         times: list[float] = []
         for unit in self._all:
@@ -217,7 +223,7 @@ class WindowCalls(Calls):
     # -- messages
 
     def _admit(self, unit: _Unit, partition: TopicPartition, record: InputRecord, now: int) -> None:
-        """Put a message where it belongs."""
+        """Put a message into its windows, leave it out if it is done already, or put it aside if it is late."""
         self._calling[OFFSET] = record[0]
         try:
             value = self._inputs[partition[0]].deserialize(record[3])
@@ -267,7 +273,7 @@ class WindowCalls(Calls):
     # -- windows
 
     def _fire(self, unit: _Unit, *, again: bool = False) -> bool:
-        """Call the windows that are due; returns True if there was any."""
+        """Call the function with the windows that are due; returns True if there were any."""
         called = False
         while not self._stopping() and unit.refused is None and (again or not unit.failures):
             window = unit.windows.due(clock.wall_ms())
@@ -281,13 +287,13 @@ class WindowCalls(Calls):
         return called
 
     def _let_go(self, elements: Iterable[Element]) -> None:
-        """Note that messages are in no window any more."""
+        """Note that no window needs these messages any more, so that they are done."""
         for element in elements:
             self._kept_bytes -= _size(element.record)
             self._acks.done(element.partition, element.offset)
 
     def _call_window(self, unit: _Unit, window: Sequence[Element]) -> bool:
-        """Call a window; returns True if it is over, False if it is to be tried again."""
+        """Call the function with a window; returns True if the window is over, False if it is to be tried again."""
         last = window[-1]
         where = f"{last.partition[0]}-{last.partition[1]} offset {last.offset}, the end of a window of {len(window)}"
         self._begin(last.partition)
@@ -328,7 +334,7 @@ class WindowCalls(Calls):
     # -- failures
 
     def _tried_again(self, unit: _Unit, where: str, record: InputRecord, error: Exception) -> bool:
-        """Note a failure, and return if there is going to be another attempt."""
+        """Note a failure, and return if the window has another attempt."""
         if isinstance(error, StateLostError):
             unit.failures, unit.due = unit.failures + 1, clock.monotonic() + TELL_SECONDS
             return True

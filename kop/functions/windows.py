@@ -66,7 +66,7 @@ class CountWindows:
         self._dropped: list[Element] = []
 
     def add(self, element: Element) -> Fate:
-        """Take a message."""
+        """Add a message, and return what became of it."""
         self._kept.append(element)
         self.new += 1
         while len(self._kept) > self._length:
@@ -74,7 +74,7 @@ class CountWindows:
         return Fate.KEPT
 
     def restore(self, elements: Iterable[Element], new: int) -> None:
-        """Take messages that were kept, the last `new` of them after the last window."""
+        """Put back messages that an earlier instance has kept, of which the last `new` came after the last window."""
         self._kept.extend(elements)
         self.new = new
 
@@ -88,19 +88,19 @@ class CountWindows:
         return list(self._kept) if self.is_full else ()
 
     def fired(self) -> list[Element]:
-        """Note that the window that was due is over."""
+        """Note that the window that was due is over; returns the messages that no window needs any more."""
         self.new = 0
         while len(self._kept) > max(0, self._length - self._slide):
             self._dropped.append(self._kept.popleft())
         return self.dropped()
 
     def dropped(self) -> list[Element]:
-        """Return messages that no window needs any more, once."""
+        """Return the messages that no window needs any more; each is returned once."""
         dropped, self._dropped = self._dropped, []
         return dropped
 
     def kept(self) -> Iterable[Element]:
-        """Return the messages of windows that are to come."""
+        """Return the messages that windows to come still need."""
         return self._kept
 
 
@@ -120,7 +120,7 @@ class TimeWindows:
         """The end of the next window that has messages."""
 
     def add(self, element: Element) -> Fate:
-        """Take a message."""
+        """Add a message, and return what became of it: it may be too late for any window."""
         last = (element.time + self._length) // self._slide * self._slide
         end = self._first_end(element.time)
         if end > last:
@@ -137,7 +137,9 @@ class TimeWindows:
         return (time // self._slide + 1) * self._slide
 
     def due(self, time: int | None) -> Sequence[Element]:
-        """Return the next window if its end is reached; windows without messages are over by themselves."""
+        """Return the messages of the next window if `time` has reached its end, else none. Windows without messages are
+        skipped.
+        """
         if time is None:
             return ()
         end = self._next
@@ -157,7 +159,7 @@ class TimeWindows:
         return self._next
 
     def fired(self) -> list[Element]:
-        """Note that the window that was due is over."""
+        """Note that the window that was due is over; returns the messages that no window needs any more."""
         assert self._next is not None
         self.closed = self._next
         start = (self.closed + self._slide - self._length) // self.pane
@@ -169,7 +171,7 @@ class TimeWindows:
         return done
 
     def kept(self) -> Iterable[Element]:
-        """Return the messages of windows that are to come, those of a partition in their order."""
+        """Return the messages that windows to come still need, those of a partition in their order."""
         return (element for pane in sorted(self._panes) for element in self._panes[pane])
 
 
@@ -230,11 +232,15 @@ class Windows:
     # -- messages
 
     def waits(self, partition: TopicPartition) -> bool:
-        """Return if a partition has to wait until the others have given again what was kept of them."""
+        """Return if a partition has to wait until the messages that an earlier instance had kept were read again from
+        the others.
+        """
         return bool(self._behind) and partition not in self._behind
 
     def add(self, element: Element, now: int) -> Fate:
-        """Take a message. Without event time its time is `now`, when it is read."""
+        """Add a message, and return what became of it. Without event time, the message has the time `now`, at which it
+        is read.
+        """
         partition, offset = element.partition, element.offset
         if self._of_events:
             self._next_watermark = self._next_watermark or now + self._interval
@@ -276,7 +282,7 @@ class Windows:
         return Fate.KEPT
 
     def _add_again(self, element: Element) -> Fate:
-        """Take a message that an earlier instance had taken."""
+        """Add a message that an earlier instance had read, in the place that it had then."""
         if self._times is not None and self._of_events:
             return Fate.KEPT if self._times.add(element) is Fate.KEPT else Fate.OVER
         kept = self._known.find(element)
@@ -289,7 +295,7 @@ class Windows:
         return Fate.OVER
 
     def _put_back(self) -> None:
-        """Put the messages that were kept where they were."""
+        """Put the messages that an earlier instance had kept into the windows, in the order that they had then."""
         again = sorted(self._again, key=lambda kept: (kept[0], kept[1].offset))
         self._again.clear()
         if self._counts is not None:
@@ -335,7 +341,7 @@ class Windows:
         return dropped
 
     def next_due(self, now: int) -> int | None:
-        """Return when `due` is to be asked again if no message comes; None if never."""
+        """Return the time at which `due` is to be asked again if no message comes; None if never."""
         if self._behind:
             return None
         if not self._of_events:
@@ -345,7 +351,9 @@ class Windows:
         return max(self._next_watermark, now)
 
     def _move_watermark(self, now: int) -> None:
-        """Move it to the newest time of the partition that is furthest behind, of those that are not idle."""
+        """Move the watermark to the newest time of the partition that is furthest behind, of those that are not
+        idle.
+        """
         if now < self._next_watermark:
             return
         last, self._next_watermark = self._next_watermark - self._interval, now + self._interval
@@ -358,7 +366,9 @@ class Windows:
     # -- the mark
 
     def mark(self) -> bytes | None:
-        """Return the mark if it has changed since the last time, else None."""
+        """Return the mark, which tells a later instance what the windows hold, if it has changed since the last call;
+        else None.
+        """
         if not self._changed:
             return None
         self._changed = False
@@ -419,7 +429,7 @@ class _Mark:
             of_partition.sort()
 
     def find(self, element: Element) -> tuple[int, int] | None:
-        """Return the place among what was kept, and the time, of a message; None if it was not kept."""
+        """Return the place of a message in the order of those that were kept, and its time; None if it was not kept."""
         runs = self._by_partition.get(element.partition, [])
         index = bisect_right(runs, (element.offset, math.inf)) - 1
         if index < 0 or runs[index][1] < element.offset:
@@ -428,10 +438,10 @@ class _Mark:
 
     @staticmethod
     def runs_of(kept: Sequence[Element], new: int, *, pane: int, gaps: bool) -> tuple[list[_Run], int]:
-        """Return messages as runs, and the first run of the last `new`.
+        """Return messages as runs of successive offsets, and the index of the first run among the last `new` messages.
 
-        `pane`: within so many milliseconds times are the same, 0 if none counts. `gaps`: between two messages of a
-        partition there is none that was not kept.
+        `pane`: times within so many milliseconds count as the same; 0 if times do not count. `gaps`: offsets between
+        two kept messages of a partition have no other message.
         """
         runs: list[_Run] = []
         first_new = -1
@@ -452,7 +462,7 @@ class _Mark:
         return runs, len(runs) if first_new < 0 else first_new
 
     def write(self, shape: Sequence[Any]) -> bytes:
-        """Return the mark of windows of a shape as JSON."""
+        """Return the mark as JSON. `shape` describes the windows, so that a mark of others is not read."""
         partitions = sorted({*self.taken, *(run.partition for run in self.runs)})
         numbers = {partition: number for number, partition in enumerate(partitions)}
         told = {
@@ -468,9 +478,8 @@ class _Mark:
 
     @classmethod
     def read(cls, data: bytes | None, shape: Sequence[Any]) -> _Mark:
-        """Return the mark of an earlier instance; an empty one if there was none, or if its windows were others.
-
-        ValueError, KeyError and the like if it is no mark.
+        """Return the mark of an earlier instance; an empty one if there was none, or if its windows had another shape.
+        ValueError, KeyError, TypeError or IndexError if `data` is no mark.
         """
         told = None if data is None else json.loads(data)
         if told is not None and told["version"] != cls.VERSION:

@@ -65,7 +65,9 @@ class Worker:
     # -- its life
 
     async def start(self) -> None:
-        """Serve, join the others, and run what is assigned; ClientError says why that cannot be."""
+        """Listen, join the other workers, and run the assigned instances. ClientError if the worker cannot start, with
+        the reason.
+        """
         options, loop = self._options, asyncio.get_running_loop()
 
         def call(do: Callable[..., object], *args: object) -> None:
@@ -112,7 +114,7 @@ class Worker:
         self._follower = asyncio.create_task(self._follow(instances, registry))
 
     async def close(self) -> None:
-        """End: instances first, so that others begin where they have stopped; then leave the others."""
+        """Stop: first end the instances, so that other workers go on where they have stopped, then leave the others."""
         if self._follower is not None:
             self._follower.cancel()
             with suppress(asyncio.CancelledError):
@@ -147,7 +149,7 @@ class Worker:
         instances.run(assignments, registry.metadata.definitions)
 
     def _out_of_place(self, registry: Registry) -> str | None:
-        """Return why this worker cannot be one of all; None if it can."""
+        """Return why this worker cannot be one of the group, such as an id that another one has; None if it can."""
         twin = registry.twin()
         if twin is not None:
             return f"give this worker another id, by --worker-id: the one at {twin} is {self.worker_id}, too"
@@ -162,16 +164,18 @@ class Worker:
 
     @property
     def requests(self) -> LeaderRequests:
-        """The requests to the leader; ClientError until the worker has started."""
+        """The requests to the leader. ClientError if the worker has not started."""
         return self._begun().requests
 
     @property
     def questions(self) -> InstanceQuestions:
-        """The questions to instances; ClientError until the worker has started."""
+        """The questions to instances. ClientError if the worker has not started."""
         return self._begun().questions
 
     async def local_ask(self, fqfn: str, instance: int, question: dict[str, Any]) -> dict[str, Any]:
-        """Ask an instance of this worker. What is assigned to it now is waited for."""
+        """Ask an instance of this worker, and return its answer. If its assignment has just changed, the question waits
+        until it runs so.
+        """
         if self._parts is None:
             return {"error": "the worker has not started yet", "status": ABSENT}
         return await self._parts.questions.ask_here(fqfn, instance, question)
@@ -264,14 +268,16 @@ class Worker:
         return None
 
     async def package(self, fqfn: str) -> Package | None:
-        """Return the package of a function."""
+        """Return the package of a function; None if there is none."""
         there = self.definition(fqfn)
         if there is None:
             return None
         return await asyncio.to_thread(self._begun().registry.packages.package, there.package, there.package_name)
 
     async def upload(self, path: str, data: bytes) -> None:
-        """Keep a file under a path."""
+        """Store a file in the topic of packages under a path; a file that was there is replaced. TimeoutError if it is
+        not readable there as a whole within ANSWER_SECONDS.
+        """
         package = Package(path.rpartition("/")[2], data)
         await asyncio.to_thread(self._begun().registry.upload, package, path)
 

@@ -44,7 +44,7 @@ class WorkerOptions:
             raise ClientError(f"give the worker another id: {self.worker_id!r} may have letters, digits and -_. only")
 
     def announced(self, port: int) -> WorkerInfo:
-        """Return what the worker tells the others of itself if it listens on this port."""
+        """Return the description that the worker gives the others of itself if it listens on this port."""
         if self.advertise is not None:
             return WorkerInfo(self.worker_id, self.advertise.host, self.advertise.port or port)
         host = socket.gethostname() if self.host in {"", "0.0.0.0", "::"} else self.host

@@ -27,7 +27,8 @@ START_SECONDS: Final = 5.0
 def run_worker(
     settings: Mapping[str, Any], patience: float, options: WorkerOptions, say: Callable[[str], None]
 ) -> None:
-    """Run a worker until SIGTERM or SIGINT. `settings` are kafka-python's; ClientError says why it cannot start.
+    """Run a worker until SIGTERM or SIGINT. `settings` are kafka-python's. ClientError if it cannot start, with the
+    reason.
 
     A second signal ends it at once: its instances end by themselves then, and others begin where they have committed.
     """

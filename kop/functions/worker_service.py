@@ -29,13 +29,17 @@ class Requests(Protocol):
         instance: int | None = None,
         by: str,
     ) -> LeaderAnswer:
-        """Ask for a change of a definition, and return what the leader says of it."""
+        """Ask the leader for a change of a definition, and return its answer. `kind` is the change, `expects` the
+        revision that it is based on, `by` who asks.
+        """
 
     async def rebalance(self) -> LeaderAnswer:
-        """Deal the instances anew."""
+        """Ask the leader to deal all instances to the workers anew."""
 
     async def drain(self, worker_id: str, *, drained: bool = True) -> LeaderAnswer:
-        """Give the instances of a worker to others; or let it have some again."""
+        """Ask the leader to give the instances of a worker to others; with `drained` False to let it have some
+        again.
+        """
 
 
 class Questions(Protocol):
@@ -45,7 +49,9 @@ class Questions(Protocol):
         """Return the InstanceStatus, as JSON, of all instances or of one, wherever they run."""
 
     async def ask(self, fqfn: str, instance: int | None, question: Json) -> Json:
-        """Ask an instance, the one that has the answer if none is named."""
+        """Ask an instance, and return its answer. Without a number it is the instance that has the partition or key
+        asked for.
+        """
 
 
 class Service(Protocol):
@@ -61,11 +67,11 @@ class Service(Protocol):
 
     @property
     def requests(self) -> Requests:
-        """The requests to the leader; ClientError until the worker has started."""
+        """The requests to the leader. ClientError if the worker has not started."""
 
     @property
     def questions(self) -> Questions:
-        """The questions to instances; ClientError until the worker has started."""
+        """The questions to instances. ClientError if the worker has not started."""
 
     def definition(self, fqfn: str) -> Definition | None:
         """Return the definition of a function; None if there is none."""
@@ -83,7 +89,7 @@ class Service(Protocol):
         """Return the package of a function."""
 
     async def upload(self, path: str, data: bytes) -> None:
-        """Keep a file under a path."""
+        """Store a file in the topic of packages under a path; a file that was there is replaced."""
 
     async def download(self, path: str) -> bytes | None:
         """Return a file that was uploaded; None if there is none."""
@@ -107,4 +113,4 @@ class Service(Protocol):
         """Return the InstanceStatus, as JSON, of the instances of this worker. It may block for a second."""
 
     async def local_ask(self, fqfn: str, instance: int, question: Json) -> Json:
-        """Ask an instance of this worker."""
+        """Ask an instance that runs on this worker, and return its answer."""

@@ -53,7 +53,7 @@ class Outputs:
         self._added.clear()
 
     def discard(self) -> None:
-        """Forget what was taken and not written."""
+        """Forget the outputs that were added and not written."""
         self._waiting = {}
 
     def count(self, topic: str) -> int:
@@ -68,22 +68,24 @@ class Outputs:
         return count
 
     def add(self, topic: str, source: int, record: NewRecord) -> None:
-        """Take a record for a topic; `source` is the partition that its input came from."""
+        """Add a record for a topic; `source` is the number of the partition that its input came from."""
         count, key = self.count(topic), record[0]
         self._records((topic, partition_of(key, count) if key is not None else source % count)).add(record)
 
     def add_results(self, topic: str, source: TopicPartition, values: Sequence[bytes], offsets: Sequence[int]) -> None:
-        """Take results of messages of a partition, which have these offsets in ascending order."""
+        """Add results of messages of the partition `source`; `offsets` are those of the messages, ascending."""
         if values:
             place = topic, source[1] % self.count(topic)
             self._records(place).extend(values, origins.header_runs(*source, offsets))
 
     def add_to(self, place: TopicPartition, record: NewRecord) -> None:
-        """Take a record for a partition."""
+        """Add a record for the topic and partition `place`."""
         self._records(place).add(record)
 
     def add_batch(self, place: TopicPartition, source: int, batch: pa.RecordBatch) -> None:
-        """Take a batch of rows for a partition; `source` is the partition that their input came from."""
+        """Add a batch of rows for the topic and partition `place`; `source` is the partition that their input came
+        from.
+        """
         self._waiting.setdefault(place, []).append(arrow.rows_in(batch))
 
     def _records(self, place: TopicPartition) -> NewRecords:
@@ -95,7 +97,7 @@ class Outputs:
         return last
 
     def write(self, group: str | None = None) -> bool:
-        """Write what was taken; returns when it is durable, False if there was nothing.
+        """Write the outputs that were added; returns when they are durable, False if there were none.
 
         `group`: its offsets will be committed in the same transaction.
         """

@@ -145,20 +145,20 @@ class GroupOffsets:
         return (topic, partition) in self.pending
 
     def put(self, topic: str, partition: int, value: OffsetCommitValue) -> None:
-        """Take over a plain commit that became durable."""
+        """Apply a plain commit that became durable."""
         self.by_topic.setdefault(topic, {})[partition] = value
         if pending := self.pending.get((topic, partition)):
             for earlier in pending.values():
                 earlier.superseded = True
 
     def put_pending(self, topic: str, partition: int, producer_id: int, value: PendingOffsetValue) -> None:
-        """Take over a transaction's pending offset that became durable: it replaces the producer's earlier one."""
+        """Apply a transaction's pending offset that became durable: it replaces the producer's earlier one."""
         of_key = self.pending.setdefault((topic, partition), {})
         of_key.pop(producer_id, None)  # the dict keeps the order of the log
         of_key[producer_id] = PendingOffset(value)
 
     def put_ended(self, producer_id: int, ended: EndedOffset) -> None:
-        """Take over the end of a producer's transaction for one partition, which became durable."""
+        """Apply the end of a producer's transaction for one partition, which became durable."""
         key, committed = ended
         self.unsure.discard((key, producer_id))
         of_key = self.pending.get(key, {})

@@ -296,8 +296,8 @@ class GroupCoordinator(Coordinator[Loaded]):
         return token.result() if token.done() else token
 
     def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
-        """Handle Heartbeat. While groups are being loaded, or the lead is in doubt, each is accepted, so that members
-        stay.
+        """Handle Heartbeat. While groups are being loaded, or it is in doubt if this broker leads them, each is
+        accepted, so that members stay.
         """
         entry, error = self._find(group_id)
         if error == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
@@ -357,11 +357,12 @@ class GroupCoordinator(Coordinator[Loaded]):
     ) -> ErrorCode:
         """Commit offsets after `check_commit`, all of them or none; `answer` is called later, when they are durable.
 
-        It is called with an error where they could not be written, and never before this has returned.
+        `answer` gets an error if they could not be written, and is never called before this has returned.
         `retention_ms`: how long to keep them whatever the broker's setting is, -1 for that setting.
-        Returns an error, and never calls `answer`, where nothing is written: COORDINATOR_LOAD_IN_PROGRESS while the end
-        of a transaction waits for earlier commits of the same partition, UNKNOWN_SERVER_ERROR if no record can hold
-        the offsets.
+
+        If nothing is written, returns an error and never calls `answer`: COORDINATOR_LOAD_IN_PROGRESS while the end of
+        a transaction waits for earlier commits of the same partition, UNKNOWN_SERVER_ERROR if no record can hold the
+        offsets.
         """
         entry = self._entries.get(group_id) or self._add(group_id)
         if entry.offsets.ending and self._is_ending(entry, commits):
@@ -437,7 +438,8 @@ class GroupCoordinator(Coordinator[Loaded]):
 
     @contextmanager
     def guard_transaction(self, group_id: str, producer_id: int) -> Iterator[TransactionGuard]:
-        """Watch for the end of a producer's transaction while it is asked whether the transaction is open.
+        """Watch, during the block, for the end of a producer's transaction, while the coordinator is asked if the
+        transaction is open.
 
         The group's partition has to be served here (`refusal_of`).
         """
@@ -547,7 +549,7 @@ class GroupCoordinator(Coordinator[Loaded]):
     async def _end_some(
         self, place: tuple[int, int], term: int, producer_epoch: int, storage_transaction: bytes, commit: bool
     ) -> tuple[ErrorCode, bool]:
-        """Do one write of `_end_in`, which ends a transaction. Return its error, and true if nothing is left to be
+        """Make one write of `_end_in`, which ends a transaction. Return its error, and true if nothing is left to be
         ended.
         """
         partition, producer_id = place
@@ -615,7 +617,7 @@ class GroupCoordinator(Coordinator[Loaded]):
                     offsets.release(key)
 
     def _wake(self, partition: int) -> None:
-        """Have the ends of transactions that wait for a write look again: a write has ended, or the partition was
+        """Make the ends of transactions that wait for a write check again: a write has ended, or the partition was
         lost.
         """
         for waiter in self._waiting.pop(partition, ()):
@@ -716,7 +718,7 @@ class GroupCoordinator(Coordinator[Loaded]):
     # -- time
 
     def tick(self) -> None:
-        """Let every group do what is due, such as ending sessions. The timer calls it."""
+        """Let every group do the work that is due, such as ending sessions. The timer calls it."""
         self.deadlines.tick()
 
     def expire_sessions(self, group_id: str) -> int:
@@ -786,8 +788,8 @@ class GroupCoordinator(Coordinator[Loaded]):
             del self._entries[group.group_id]
 
     def _carry_out(self, entry: _GroupEntry, effects: Sequence[Effect], written: Written | None = None) -> None:
-        """Carry out the effects of a group's state machine: answer requests and write records; `written` hears of each
-        write.
+        """Carry out the effects of a group's state machine: answer requests and write records; `written` is called at
+        the end of each write.
         """
         for effect in effects:
             if isinstance(effect, Reply):

@@ -40,7 +40,7 @@ class GroupOptions(Settings):
     group_max_size: Int = setting("group.max.size", INT_MAX, "Members that a group may have.", ge=1)
 
     def problems(self) -> Iterable[str]:
-        """Return a line of error if the smallest session timeout is above the largest."""
+        """Yield an error line if the smallest session timeout is above the largest."""
         yield from super().problems()
         if self.group_min_session_timeout_ms > self.group_max_session_timeout_ms:
             yield "group.min.session.timeout.ms must not be above group.max.session.timeout.ms"

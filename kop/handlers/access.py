@@ -85,20 +85,22 @@ class Authorizer(Protocol):
         """Return the rule by which `allows` decides, or `allows_any` if `name` is None, as text for the audit."""
 
     async def enter(self, principal: str, space: Space, *, proven: bool) -> str:
-        """Return why the principal cannot be of a space that is not the home space, empty if it can. Unless it is
+        """Return why the principal cannot belong to a space that is not the home space; empty if it can. Unless it is
         `proven` that it belongs there, it needs some right in it.
         """
 
 
 def _is_of_brokers(peer: Peer, resource: ResourceType, name: str | None) -> bool:
-    """Return true if a client of a tenant asks for the whole cluster, which no right of a tenant is about: to it the
-    cluster is its namespace, by the name that `Context.namespace` asks with.
+    """Return true if a client of a tenant asks for the whole cluster, which no right of a tenant can give. Its own
+    namespace, which stands for the cluster, has the name that `Context.namespace` asks with.
     """
     return resource is ResourceType.CLUSTER and name == CLUSTER_NAME and not peer.space.is_home
 
 
 def is_refusal(topic: TopicInfo | ErrorCode | int) -> TypeGuard[ErrorCode]:
-    """Return true if `AccessControl.topic` refused access to a topic, be it for now, so that nothing is told of it."""
+    """Return true if `AccessControl.topic` has refused access to a topic, or does not know yet, so that the client is
+    told nothing of it.
+    """
     return topic is ErrorCode.TOPIC_AUTHORIZATION_FAILED or topic is _NOT_KNOWN[ResourceType.TOPIC]
 
 
@@ -171,9 +173,10 @@ class AccessControl:
         return (peer.principal, peer.client_host, space) if space.prefix else (peer.principal, peer.client_host)
 
     def allows(self, peer: Peer, operation: AclOperation, resource: ResourceType, name: str = CLUSTER_NAME) -> bool:
-        """Return true if the client may do this operation on the resource. A topic may go by any of its names.
+        """Return true if the client may do this operation on the resource; a topic may be given by any of its names.
 
-        What is asked has to be refused then: the decision is audited. `may` is for all other questions.
+        The decision is audited, so the caller has to refuse what is not allowed. For all other questions there is
+        `may`.
         """
         authorizer = self._authorizer
         if authorizer is None:
@@ -188,8 +191,8 @@ class AccessControl:
         return allowed
 
     def may(self, peer: Peer, operation: AclOperation, resource: ResourceType, name: str = CLUSTER_NAME) -> bool:
-        """Return true if `allows` would, without an audit: for what is left out of an answer, for one of several ways
-        to have a right, and for what is decided again.
+        """Return true if `allows` would, without an audit: for resources that are left out of an answer, for one of
+        several rights that suffice, and for decisions that are made again.
         """
         authorizer = self._authorizer
         if authorizer is None:
@@ -225,7 +228,9 @@ class AccessControl:
         self._audit.decided(allowed, peer, operation.name, resource.name, name, rule)
 
     def logged_in(self, principal: str) -> None:
-        """Warn if a client that has logged in is no super user for the case of its name alone."""
+        """Warn if a client that has logged in is not a super user only because its name differs from one's in upper and
+        lower case.
+        """
         if self.is_open or principal in self._super_users:
             return
         for name in self._super_users:
@@ -237,15 +242,17 @@ class AccessControl:
                 )
 
     def changes_user(self, peer: Peer, name: str) -> bool:
-        """Return true if the client, which may change users, may change this one: of super users super users alone."""
+        """Return true if the client, which may change users, may change this one: super users are changed by super
+        users alone.
+        """
         if self.is_open or f"User:{name}" not in self._super_users or peer.principal in self._super_users:
             return True
         self._audit.denied(peer, AclOperation.ALTER.name, "USER", name, "super users are changed by super users alone")
         return False
 
     def refusal(self, resource: ResourceType, name: str = CLUSTER_NAME) -> ErrorCode:
-        """Return the error for a client that `allows` refuses: one to try again with while it is not known what was
-        granted.
+        """Return the error for a client that `allows` refuses. While grants are not known, it is one after which
+        clients try again.
         """
         grants = self._grants
         if grants is not None and resource is ResourceType.TOPIC:
@@ -253,8 +260,8 @@ class AccessControl:
         return REFUSALS[resource] if grants is None or grants.knows(resource, name) else _NOT_KNOWN[resource]
 
     def check_known(self, peer: Peer, resource: ResourceType) -> None:
-        """Raise BackendError while it is not known what was granted to the client in its namespace: a list of
-        resources without those that it may not see would be wrong.
+        """Raise BackendError while the client's grants in its namespace are not known: a list that leaves out the
+        resources which it may not see would be wrong.
         """
         if self._grants is not None:
             self._grants.check_known(peer.principal, _NOT_KNOWN[resource], peer.space.name)
@@ -276,12 +283,14 @@ class AccessControl:
         return grants.unread(names) if names else ()
 
     def reaches(self, peer: Peer, name: str) -> bool:
-        """Return true if a right to the whole cluster, which the client has, is one to what has that stored name."""
+        """Return true if a right to the whole cluster, which the client has, covers the resource with that stored
+        name.
+        """
         return not self._has_tenants or peer.principal in self._super_users or not prefix_of(name)
 
     async def enter(self, principal: str, space: Space, *, proven: bool) -> str:
-        """Return why a client cannot be of a space; empty if it can. Unless it is `proven` that it belongs there, it
-        needs some right in it.
+        """Return why a client cannot belong to a space; empty if it can. Unless it is `proven` that it belongs there,
+        it needs some right in it.
         """
         authorizer = self._authorizer
         if authorizer is None or space.is_home:
@@ -289,12 +298,12 @@ class AccessControl:
         return await authorizer.enter(principal, space, proven=proven)
 
     def follow(self, space: Space) -> None:
-        """Have what decides in a space read from now on."""
+        """Read the rights in a space again and again from now on."""
         if self._grants is not None and not space.is_home:
             self._grants.follow(space)
 
     async def read(self, namespaces: Collection[str]) -> None:
-        """Read the grants of namespaces."""
+        """Read the grants of these namespaces."""
         if self._grants is not None and namespaces:
             await self._grants.read(namespaces)
 
@@ -306,10 +315,10 @@ class AccessControl:
                     raise KopError(f"{resource.name} {name}: {operation.name} is denied", self.refusal(resource, name))
 
     def topic(self, peer: Peer, name_or_id: str | UUID, operation: AclOperation | None) -> TopicInfo | ErrorCode:
-        """Return the topic under the name that the client uses, or the error: not authorized, or not there. The id of
-        a topic of another space than the client's is unknown.
+        """Return the topic under the name that the client uses, or the error: not authorized, or no such topic. The id
+        of a topic of another space than the client's is unknown.
 
-        `operation` is None if the decision goes by another right than one to the topic.
+        `operation` is None if another right than one to the topic decides.
         """
         topics = self._topics
         if self._authorizer is None:

@@ -69,7 +69,7 @@ def describe_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
 
 
 async def create_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Add each ACL, or say why not; those that are there already are left as they are."""
+    """Add each ACL, or give the error for which it is not added; those that exist already stay as they are."""
     refusal = _refusal(gw, ctx)
     if refusal is not None:
         return ctx.response(results=[_error(refusal) for _ in request.creations])
@@ -98,9 +98,8 @@ async def create_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
 
 
 async def delete_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Remove the ACLs that each filter describes, and name them.
-
-    A filter is refused that would make the answer longer than there may be ACLs: it would have no bound.
+    """Remove the ACLs that each filter describes, and return them. A filter is refused if it would make the answer
+    longer than the limit on ACLs: the answer would have no bound.
     """
     refusal = _refusal(gw, ctx)
     if refusal is not None:
@@ -153,7 +152,7 @@ async def _written(gw: Gateway, decide: Callable[[], Sequence[KeyValue]]) -> Kop
 
 
 def _audit(gw: Gateway, ctx: Context, operation: str, changed: Iterable[Acl], failure: KopError | None) -> None:
-    """Tell the audit of ACLs that were changed, or, after a failure of storage, that may have been."""
+    """Write into the audit that ACLs were changed, or, after a failure of storage, may have been."""
     for acl in changed:
         details = dict(
             resource_type=acl.resource.name,
@@ -187,7 +186,7 @@ def _deleted(acl: Acl) -> dict[str, Any]:
 
 
 def _created(gw: Gateway, ctx: Context, row: Any) -> Acl | KopError:
-    """Return the ACL that a client wants to be made, or INVALID_REQUEST."""
+    """Return the ACL that a client wants to add, or the error INVALID_REQUEST if no ACL can be like that."""
     try:
         acl = Acl(
             _code(ResourceType, row.resource_type, "resourceType"),
@@ -206,7 +205,9 @@ def _created(gw: Gateway, ctx: Context, row: Any) -> Acl | KopError:
 
 
 def _code(kind: type[_Code], code: int, what: str, *more: IntEnum) -> _Code:
-    """Return a code that an ACL can have: not that of UNKNOWN, nor those of filters alone."""
+    """Return the member of `kind` with this code. It is an error if an ACL cannot have it: UNKNOWN, and the codes of
+    filters.
+    """
     value = _filter_code(kind, code, what)
     if value.name == "ANY" or value in more:
         raise PeerError(f"Invalid {what} {value.name}")
@@ -243,22 +244,24 @@ def _check(acl: Acl, space: Space) -> None:
 
 
 def _is_cluster(name: str, space: Space) -> bool:
-    """Return true if the name is that of the cluster, or, for those who give full names, of the namespace that a tenant
-    has for one.
+    """Return true if the name is that of the cluster, or, for clients that give full names, of a tenant's namespace in
+    its place.
     """
     namespace, slash, local = name.rpartition("/")
     return name == CLUSTER_NAME or bool(space.is_home and slash and local == CLUSTER_NAME and is_namespace(namespace))
 
 
 def _name(gw: Gateway, ctx: Context, resource: ResourceType, pattern: PatternType, name: str) -> str:
-    """Return the name that an ACL of this resource is kept under."""
+    """Return the name under which an ACL of this resource is kept: the canonical name of a topic, or prefix of topics;
+    any other name as it is.
+    """
     if resource is not ResourceType.TOPIC or name == WILDCARD:
         return name
     return gw.topics.canonical_prefix(name) if pattern is PatternType.PREFIXED else ctx.canonical_name(name)
 
 
 def _filter(gw: Gateway, ctx: Context, row: Any) -> AclFilter:
-    """Return the filter that a client gives; INVALID_REQUEST for codes that there are not."""
+    """Return the filter that a client gives. INVALID_REQUEST if one of its codes does not exist."""
     resource = _filter_code(ResourceType, row.resource_type_filter, "resourceType")
     pattern = _filter_code(PatternType, row.pattern_type_filter, "patternType")
     name = row.resource_name_filter

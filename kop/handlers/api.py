@@ -125,10 +125,10 @@ class Context:
         return Response(self.api_key, self.version, fields)
 
     def topic(self, name_or_id: str | UUID | None, operation: AclOperation | None) -> TopicInfo | ErrorCode:
-        """Return the topic that a request names, or Kafka's error: not authorized, or not there.
+        """Return the topic that a request names, or Kafka's error: not authorized, or no such topic.
 
-        A `name_or_id` of None is the id of zeros, which is no topic's. `operation` is None if the decision goes by
-        another right than one to the topic.
+        A `name_or_id` of None is the id of zeros, which no topic has. `operation` is None if another right than one to
+        the topic decides.
         """
         if name_or_id is None:
             return ErrorCode.UNKNOWN_TOPIC_ID
@@ -180,7 +180,9 @@ class Context:
         return self.access.may(self.conn, operation, resource, name)
 
     def asking_broker(self) -> int | None:
-        """Return the id of the broker that asks; None for any other client, also one that calls itself so."""
+        """Return the id of the broker that sent the request; None for any other client, also one that claims to be a
+        broker.
+        """
         return broker_that_asks(self.access, self.conn, self.client_id)
 
     def may_create(self, name: str) -> bool:
@@ -218,7 +220,7 @@ class Context:
         return self.access.is_legal(name)
 
     def canonical_name(self, name: str) -> str:
-        """Return the shortest of a topic's names, under which everything is kept that belongs to the topic."""
+        """Return the shortest of a topic's names, under which all that belongs to the topic is kept."""
         return self.access.canonical_name(name)
 
     def _decide(self, operation: AclOperation, resource: ResourceType, name: str) -> ErrorCode:
@@ -228,7 +230,9 @@ class Context:
 
 
 def broker_that_asks(access: AccessControl, conn: ConnectionInfo, client_id: str | None) -> int | None:
-    """Return the id of the broker that a request is from; None for any other client, also one that calls itself so."""
+    """Return the id of the broker that a request is from; None for any other client, also one that claims to be a
+    broker.
+    """
     broker = broker_of(client_id)
     if broker is None or not access.may(conn, AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER):
         return None
@@ -280,7 +284,7 @@ class Answer:
             self.taker.answered(self)
 
     def refuse(self, error: BaseException) -> None:
-        """Have the connection closed for `error`, with one log line, since no answer is possible."""
+        """Close the connection because of `error`, with one log line, since no answer is possible."""
         self.error = error
         self.give(None)
 
@@ -298,7 +302,7 @@ class Later(Answer):
     """The function that makes the answer of the handler's result. The pipeline sets it."""
 
     def end(self, result: Any) -> None:
-        """Make the answer of the handler's result, or of an error, and give it."""
+        """Make the answer from the handler's result, which may be an error, and give it."""
         self.take(self, result)
 
     def follow(self, future: asyncio.Future[Any], shape: Callable[[Any], Any] = lambda result: result) -> Later:

@@ -35,7 +35,7 @@ _KEPT: Final = 100
 
 
 def api_versions(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Answer the served APIs and their versions, and keep the name of the client's software."""
+    """Answer with the served APIs and their versions, and note the name of the client's software."""
     if ctx.version >= 3:
         name, version = request.client_software_name, request.client_software_version
         if not (_SOFTWARE.match(name) and _SOFTWARE.match(version)):

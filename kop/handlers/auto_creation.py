@@ -53,9 +53,9 @@ class AutoCreation:
     async def make(self, names: Iterable[str], making: InMaking, end: float) -> dict[str, ErrorCode]:
         """Make topics side by side, and wait for them until `end` by the loop's clock. Returns errors by name.
 
-        A topic that is not there by then is LEADER_NOT_AVAILABLE, and is made all the same. One that a request has
-        waited for in vain is not waited for again: what its clients send on the same connection goes on meanwhile.
-        `making` is what the request makes; each topic is settled on its own.
+        A topic that does not exist by then gets LEADER_NOT_AVAILABLE, and is made all the same. If a request has waited
+        for a topic in vain, later ones do not wait for it: what its clients send on the same connection goes on
+        meanwhile. `making` counts what the request makes; each topic is settled on its own.
         """
         loop = asyncio.get_running_loop()
         errors: dict[str, ErrorCode] = {}

@@ -50,7 +50,7 @@ _Change = tuple[Entity, dict[QuotaKind, float | None]]
 
 
 async def alter_quotas(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Set and remove quotas, or say of an entity why not."""
+    """Set and remove quotas; the answer has the error of each entity whose quotas were not changed."""
     denied = ctx.namespace(AclOperation.ALTER_CONFIGS)
     why, space = ctx.cluster_denial, ctx.conn.space
     wanted = [
@@ -115,7 +115,7 @@ def _tell(gw: Gateway, ctx: Context, changes: Sequence[_Change], failure: KopErr
 
 
 def _change(entry: Any, space: Space) -> _Change | KopError:
-    """Return what a client wants to change of an entity, or INVALID_REQUEST."""
+    """Return the change of an entity that a client wants, or the error INVALID_REQUEST if it is not possible."""
     try:
         entity = entity_of([(part.entity_type, part.entity_name) for part in entry.entity])
         if entity.ip is not None and not space.is_home:

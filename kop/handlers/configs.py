@@ -255,7 +255,7 @@ async def incremental_alter_configs(gw: Gateway, ctx: Context, request: Message)
 
 
 def _audit(gw: Gateway, ctx: Context, resource: Any, failure: KopError | None = None) -> None:
-    """Tell the audit what was changed of a resource."""
+    """Write into the audit which configs of a resource were changed."""
     if ctx.api_key == ALTER_CONFIGS:
         operation = "REPLACE CONFIGS"
         configs = [{"name": config.name, "value": config.value} for config in resource.configs]

@@ -32,7 +32,7 @@ _ID_BYTES: Final = 16
 
 
 async def create_token(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Make a token, of the client itself or, if it may, of somebody else."""
+    """Make a token, owned by the client itself or, if it has the right, by somebody else."""
     requester = ctx.conn.principal
     owner = requester
     if ctx.version >= 3 and request.owner_principal_name:
@@ -59,7 +59,7 @@ async def create_token(gw: Gateway, ctx: Context, request: Message) -> Response:
 
 
 async def renew_token(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Let a token live longer."""
+    """Extend the life of a token."""
     made: list[DelegationToken] = []
 
     def decide() -> Sequence[KeyValue]:
@@ -77,7 +77,7 @@ async def renew_token(gw: Gateway, ctx: Context, request: Message) -> Response:
 
 
 async def expire_token(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Let a token end: at once, or after a period."""
+    """End a token, at once or after a period."""
     made: list[DelegationToken] = []
     expires = ctx.now_ms
 
@@ -100,8 +100,8 @@ async def expire_token(gw: Gateway, ctx: Context, request: Message) -> Response:
 
 
 def describe_tokens(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Tell of the tokens, of some owners or of all, that the client may see: those that it has to do with, those that
-    it has a right to, and those of whom it has a right to.
+    """Return the tokens, of some owners or of all, that the client may see: its own, those that it may renew, and those
+    for which it has a right to the token or to its owner.
     """
     try:
         _check_client(ctx)
@@ -125,7 +125,7 @@ def describe_tokens(gw: Gateway, ctx: Context, request: Message) -> Response:
 
 
 def _check_client(ctx: Context) -> None:
-    """Raise PeerError for a client that has not said who it is, or has done so by a token."""
+    """Raise PeerError if the client has not logged in, or has logged in by a token."""
     conn = ctx.conn
     if conn.is_by_token or (conn.principal == ANONYMOUS and not conn.needed_login):
         raise PeerError(
@@ -148,7 +148,7 @@ def _check_enabled(gw: Gateway) -> None:
 
 
 def _check_owner(ctx: Context, request: Message, owner: str) -> None:
-    """Raise PeerError if the client may not make a token of somebody else."""
+    """Raise PeerError if the client may not make a token for somebody else."""
     if denied := ctx.user(owner, AclOperation.CREATE_TOKENS):
         raise PeerError(f"{owner}: CREATE_TOKENS is denied", denied)
     if request.owner_principal_type != USER:
@@ -200,7 +200,9 @@ async def _written(
     made: Sequence[DelegationToken],
     details: Callable[[DelegationToken], Mapping[str, object]],
 ) -> None:
-    """Write what `decide` says, and tell the audit; `made` is the token that it is about, which `decide` sets."""
+    """Write the records that `decide` returns, and the audit line; `made` has the token that it is about, which
+    `decide` puts there.
+    """
 
     def tell(failure: KopError | None = None) -> None:
         for token in made:

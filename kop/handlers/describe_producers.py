@@ -40,7 +40,9 @@ _SLICE: Final = 500
 
 
 async def describe_producers(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Show the producers of each partition. NOT_LEADER_OR_FOLLOWER, which clients retry, where a broker is silent."""
+    """Return the producers of each partition. NOT_LEADER_OR_FOLLOWER, after which clients try again, for partitions of
+    which another broker does not answer.
+    """
     others = [] if ctx.asking_broker() is not None else [id_ for id_ in gw.cluster.ids if id_ != gw.cluster.broker_id]
     answers = await asyncio.gather(*(_of_broker(gw, broker_id, request) for broker_id in others))
     remembered = [answer for answer in answers if not isinstance(answer, KopError)]
@@ -63,8 +65,8 @@ async def describe_producers(gw: Gateway, ctx: Context, request: Message) -> Res
 
 
 async def _coordinated(gw: Gateway) -> _Transactions | KopError:
-    """Return the transactions under way that this broker coordinates, by partition; none if logs hold markers and know
-    their transactions themselves.
+    """Return the open transactions that this broker coordinates, by partition, or the error; none if logs hold markers
+    and know their transactions themselves.
     """
     by_partition: dict[_Partition, list[Transaction]] = {}
     if gw.engine.promises.writes_markers:

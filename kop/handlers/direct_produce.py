@@ -42,7 +42,7 @@ the ordinary way.
 
 
 def _nothing(frame: memoryview, arrived: float, loop_time: float, now_ms: int) -> None:
-    """Take no request: its client has no writer, and need not even have logged in, so nothing is kept for it."""
+    """Accept no request: its client has no writer, and need not even have logged in, so nothing is kept for it."""
 
 
 class _OfSpace:
@@ -56,7 +56,7 @@ class _OfSpace:
         self.ended = direct.ended
 
     def refusal(self, version: int, topic: str | bytes, partition: int, error: KopError) -> tuple[int, bytes]:
-        """Return the answer of `DirectProduce.refusal`, in the words of the client."""
+        """Return the answer of `DirectProduce.refusal`, with the names that the client uses."""
         stored = self._space.inward(topic) if isinstance(topic, str) else topic
         told = KopError(outward_text(error.message, self._space) or "", error.code)
         return self._direct.refusal(version, stored, partition, told)
@@ -85,7 +85,7 @@ class DirectProduce:
             metrics.before_scrape(self._count)
 
     def look(self) -> None:
-        """Forget all writers if a topic, a config or a right has changed. Called before requests are taken."""
+        """Forget all writers if a topic, a config or a right has changed. Called before requests are handled."""
         versions = self._targets.versions
         if versions != self._versions:
             self._versions = versions
@@ -96,7 +96,7 @@ class DirectProduce:
                     del self._tables[who]
 
     def take_of(self, peer: Peer) -> TakeRequest:
-        """Return the function that takes Produce requests of this client, after `look`."""
+        """Return the function that handles Produce requests of this client in compiled code, after `look`."""
         table = self._tables.get(self._access.who(peer))
         return _nothing if table is None else table.take
 
@@ -143,7 +143,7 @@ class DirectProduce:
     # --- what compiled code asks
 
     def refusal(self, version: int, topic: str | bytes, partition: int, error: KopError) -> tuple[int, bytes]:
-        """Return the error code and the encoded answer of a partition whose batch was not stored, or may not be.
+        """Return the error code and the encoded answer of a partition whose batch was not stored, or may not have been.
         Compiled code calls this.
         """
         return error.code, encode_partition(version, refused_by_log(self._targets, topic, partition, error))

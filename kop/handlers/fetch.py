@@ -225,8 +225,8 @@ class _Fetch:
         return result if end is None or result is None else stable_part(result, end)
 
     def _was_read(self, wanted: FetchPartition, partition_log: PartitionLog) -> bool:
-        """Return true if a read from storage has ended whose result this Fetch should take, rather than what memory
-        holds.
+        """Return true if a read from storage has ended whose result this Fetch should use, rather than the batches in
+        memory.
         """
         read = self.reads.find(partition_log, wanted.fetch_offset, self.of_entries) if len(self.reads) else None
         return read is not None and read.result is not None

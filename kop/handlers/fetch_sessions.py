@@ -42,9 +42,9 @@ class SessionPartition:
         self.log_start_offset = -1
 
     def news(self, answer: FetchPartitionAnswer) -> bool:
-        """Return true if the answer says something that the client does not know, and remember it as known.
+        """Return true if the answer has something that the client does not know yet, and remember it as known.
 
-        An answer of a partition that is not read yet (no error, no high watermark) says nothing.
+        An answer of a partition that is not read yet (no error, no high watermark) has nothing new.
         """
         if answer.high_watermark < 0 and not answer.error_code:
             return False
@@ -76,7 +76,7 @@ class FetchSession:
         self.partitions: dict[Key, SessionPartition] = {}
 
     def update(self, call: FetchCall) -> None:
-        """Take over the partitions that a request adds, changes or forgets."""
+        """Apply the partitions that a request adds, changes or removes."""
         for wanted in call.partitions:
             key = (wanted.topic, wanted.partition)
             known = self.partitions.get(key)

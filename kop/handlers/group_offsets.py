@@ -149,8 +149,8 @@ def _refusal(gw: Gateway, ctx: Context, group_id: str) -> ErrorCode:
 def _fetched(
     gw: Gateway, ctx: Context, group_id: str, wanted_topics: Any, error: ErrorCode, stable: bool
 ) -> list[dict[str, Any]]:
-    """Return the answer's rows for one group. `error` is put into every partition, since version 1 has no other
-    place.
+    """Return the answer's rows for one group. `error` is put into every partition, since version 1 has no other field
+    for it.
     """
     offsets = None if error else gw.groups.offsets(group_id)
 

@@ -156,7 +156,7 @@ def join_group(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
 
 
 def sync_group(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
-    """Answer SyncGroup: take the leader's assignment, and give each member its part once it is durable."""
+    """Answer SyncGroup: store the leader's assignment, and give each member its part once it is durable."""
     version = ctx.version
 
     def synced(result: SyncResult) -> Response:
@@ -263,7 +263,7 @@ def _described(gw: Gateway, ctx: Context, group_id: str, asked: bool) -> dict[st
 
 
 def list_groups(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Answer ListGroups with the groups that pass the filters, and of which the client may be told."""
+    """Answer ListGroups with the groups that pass the filters and that the client is allowed to see."""
     version = ctx.version
     code = gw.groups.refusal
     listed = []

@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 async def all_in_time(
     questions: Sequence[Callable[[], Awaitable[T]]], *, at_once: int, what: str, then: str
 ) -> list[T | None]:
-    """Return the answers in the order of the questions, None for those that were not there within `ANSWER_SECONDS`.
+    """Return the answers in the order of the questions; None for those that did not come within `ANSWER_SECONDS`.
 
     `at_once` questions are under way at a time; one without an answer for a second no longer counts (`Turns`). For the
-    log, `what` says what was asked for, and `then` what becomes of the partitions without an answer.
+    log, `what` names what was asked for, and `then` says what happens to the partitions without an answer.
     """
     turns = Turns(at_once)
     end = asyncio.get_running_loop().time() + ANSWER_SECONDS

@@ -176,7 +176,7 @@ async def _look_up(
 
 
 def _bound(partition_log: PartitionLog, timestamp: int, committed: bool) -> tuple[int, int] | None:
-    """Return timestamp and offset for the start or end of a log as memory knows it; None if `timestamp` asks for
+    """Return timestamp and offset for the start or end of a log as it is known in memory; None if `timestamp` asks for
     something else.
     """
     if timestamp == _LATEST:
@@ -230,7 +230,10 @@ async def _look_ends_up(
     topics: list[dict[str, Any]],
     unknown: Sequence[tuple[dict[str, Any], Callable[[], Awaitable[_Answer]]]],
 ) -> Response:
-    """Fill in the rows of the answer for partitions whose end has to be asked of storage."""
+    """Fill in the rows for partitions whose end has to be asked of storage, and return the response. `unknown` pairs
+    each such row with the function that looks its end up; those that do not answer in time get an error after which
+    clients ask again.
+    """
     late = ErrorCode.OFFSET_NOT_AVAILABLE if ctx.version >= 3 else ErrorCode.LEADER_NOT_AVAILABLE
     answers = await _all_in_time([look_up for _, look_up in unknown], late)
     for (row, _), answer in zip(unknown, answers, strict=True):

@@ -54,7 +54,7 @@ place.
 
 
 def metadata(gw: Gateway, ctx: Context, body: memoryview) -> Any:
-    """Answer from the cache where the same was asked before, else look up, making topics where that is allowed."""
+    """Answer from the cache if the same was asked before, else look up, and make missing topics if that is allowed."""
     key = (ctx.access.who(ctx.conn), ctx.version, ctx.conn.listener, ctx.conn.broker_address, bytes(body))
     version = (gw.topics.version, gw.cluster.version, ctx.access.version)
     kept = gw.metadata_cache.get(version, key)
@@ -81,7 +81,7 @@ def metadata(gw: Gateway, ctx: Context, body: memoryview) -> Any:
 
 
 def _is_kept(gw: Gateway, ctx: Context, request: Any, response: Response) -> bool:
-    """Return true if no decision in the answer has to be audited when the same is asked again."""
+    """Return true if the answer may be kept: no decision in it has to be audited when the same is asked again."""
     # Of other namespaces no version would show that a topic was made, or a right to it given.
     if ctx.conn.space.prefix and gw.topics.has_namespaces and _asks_for_all(ctx, request):
         return False

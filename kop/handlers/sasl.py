@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 def sasl_handshake(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
-    """Begin a login."""
+    """Answer SaslHandshake: begin a login by a mechanism."""
     conn = ctx.conn
     login = conn.login or conn.session
     if login is None or not login.may_begin(ctx.now_ms):
@@ -59,7 +59,7 @@ def sasl_handshake(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
 
 
 def sasl_authenticate(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
-    """Take the client's next token."""
+    """Answer SaslAuthenticate: hand the client's next token to its login."""
     login = ctx.conn.login
     if login is None:
         # Without a look at what came: it may be a password.
@@ -80,9 +80,10 @@ def sasl_authenticate(gw: Gateway, ctx: Context, request: Any) -> Response | Lat
 
 
 async def log_in(gw: Gateway, conn: ConnectionInfo, login: Login, token: bytes) -> bytes:
-    """Return the answer to a token, and note who the client is once it has logged in.
+    """Return the answer to a token, and set the client's identity once it has logged in.
 
-    AuthenticationError, which comes so late that guessing takes time, and that the time tells nothing.
+    AuthenticationError if the login has failed; it comes after a pause, so that guessing takes time and the time tells
+    nothing.
     """
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -120,7 +121,7 @@ def _answer(ctx: Context, code: ErrorCode, message: str | None, token: bytes, se
 
 
 def failure_seconds(gw: Gateway) -> float:
-    """Return for how many seconds the answer to a failed login is held back."""
+    """Return the seconds for which the answer to a failed login is held back."""
     return gw.settings.connection_failed_authentication_delay_ms / 1000
 
 

@@ -64,7 +64,7 @@ class _Change(NamedTuple):
 
 
 async def alter_credentials(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Set and delete credentials: all that are allowed of one request, or none of them."""
+    """Set and delete credentials. The changes of one request that are allowed are made together, all or none."""
     changes = [_Change(row.name, row.mechanism) for row in request.deletions]
     changes += [_Change(row.name, row.mechanism, row) for row in request.upsertions]
     errors: dict[str, KopError | None] = {change.name: None for change in changes}
@@ -137,7 +137,7 @@ def _credential(mechanism: Mechanism, row: Any) -> ScramCredential:
 
 
 def _refusal(ctx: Context, change: _Change) -> KopError | None:
-    """Return why a change is not made, whatever users there are; None if it may be."""
+    """Return why a change is not made, independently of which users exist; None if it may be made."""
     if not ctx.access.changes_user(ctx.conn, change.name):
         return PeerError(
             "Only a super user changes the credentials of a super user", ErrorCode.CLUSTER_AUTHORIZATION_FAILED

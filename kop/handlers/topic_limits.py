@@ -61,8 +61,8 @@ class TopicLimits:
         return InMaking(self)
 
     def take(self, partitions: int, name: str | None) -> None:
-        """Count partitions that are about to be made, of a new topic if a name is given. POLICY_VIOLATION if they are
-        too many.
+        """Count partitions that are about to be made, those of a new topic if a name is given. POLICY_VIOLATION if
+        there would be too many.
 
         Called by `InMaking`, which gives all of them back at its end.
         """
@@ -74,7 +74,9 @@ class TopicLimits:
             self._names_in_making.append(canonical)
 
     def give_back(self, partitions: int, name: str | None) -> None:
-        """Stop counting what `take` counted with the same values: it is made, or has failed."""
+        """Stop counting the partitions that `take` counted with the same values: they are made, or their making has
+        failed.
+        """
         self._in_making -= partitions
         if name is not None and _folds(canonical := self._topics.canonical_name(name)):
             self._names_in_making.remove(canonical)

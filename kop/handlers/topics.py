@@ -283,8 +283,8 @@ def _refuse_reserved(row: _Deletion) -> None:
 
 
 def _without_both(rows: list[_Deletion]) -> list[_Deletion]:
-    """Refuse topics that a DeleteTopics names more than once: by name and id in one row, or by two names in two
-    rows.
+    """Refuse topics that a DeleteTopics names twice, in two rows: by name and by id, or by two spellings of the name.
+    Returns the rows to answer: both, but only the first if the two have the same name.
     """
     seen: dict[UUID, _Deletion] = {}
     kept: list[_Deletion] = []

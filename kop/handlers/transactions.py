@@ -137,7 +137,7 @@ async def _add(
 
 
 async def _verify(gw: Gateway, ctx: Context, transaction: Any) -> dict[Partition, ErrorCode]:
-    """Tell another broker which partitions are in the open transaction, so that it may write into them for
+    """Answer another broker which partitions are in the open transaction, so that it may write into them for
     `verification.LEASE_SECONDS`.
 
     A broker that is not live is refused: nobody would tell it of the transaction's end, or wait until its lease is

@@ -18,7 +18,8 @@ WHERE = "mesh.yaml"
 
 
 def wanted_mesh(mesh: Mesh, text: str) -> tuple[WantedMesh, list[Package]]:
-    """Return what a request for a mesh has, with the code of its functions. `text` is its file.
+    """Return a mesh in the form that a request has, and the packages with the code of its functions. `text` is the
+    mesh's file.
 
     PackageError if code cannot be read.
     """
@@ -46,5 +47,7 @@ def wanted_mesh(mesh: Mesh, text: str) -> tuple[WantedMesh, list[Package]]:
 
 
 def defined_mesh(definition: MeshDefinition, file: str = "") -> Mesh:
-    """Return the mesh of a definition; MeshError if this version of kop cannot read it. `file` is where it lay."""
+    """Return the mesh of a definition; `file` is the path that its text came from. MeshError if this version of kop
+    cannot read it.
+    """
     return read_mesh(definition.text, Path(file or WHERE), definition.topic_names)

@@ -25,7 +25,7 @@ class MeshChange:
 
 
 def changes(old: Mesh, old_plan: MeshPlan, new: Mesh, new_plan: MeshPlan) -> tuple[MeshChange, ...]:
-    """Return what changes between two meshes of one name and their plans; nothing if that is nothing."""
+    """Return the changes between two meshes of one name and their plans; empty if there are none."""
     return (
         *_of_mesh(old, new),
         *_of_parts(old, new),
@@ -124,7 +124,9 @@ def _of_components(old: MeshPlan, new: MeshPlan) -> Iterator[MeshChange]:
 
 
 def _reads(plan: MeshPlan, name: str) -> dict[str, bool]:
-    """Return the topics that a function gets messages of, and if it reads them itself."""
+    """Return the topics whose messages a function gets: True if it reads the topic itself, False if another function of
+    its component hands them over.
+    """
     component = plan.of_function[name]
     return {topic: topic in component.inputs for topic, called in component.calls.items() if name in called}
 
@@ -185,7 +187,9 @@ def _keeps(part: FunctionPart) -> bool:
 
 
 def _root(component: Component, name: str) -> tuple[str, ...]:
-    """Return the topics that are read whose messages come to a function."""
+    """Return the topics that the component reads from outside of it and whose messages reach the function `name`,
+    directly or through other functions of the component; in alphabetical order.
+    """
     roots: set[str] = set()
     left, seen = [name], set[str]()
     while left:

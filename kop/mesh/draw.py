@@ -98,13 +98,15 @@ class Picture:
 
 
 def draw(mesh: Mesh, plan: MeshPlan, flows: Mapping[Edge, Flow] | None = None, *, title: str = "") -> str:
-    """Return a mesh as SVG. `flows` has what goes along its edges now; edges that are not in it say nothing."""
+    """Return a mesh as SVG. `flows` has the traffic of its edges now; edges that are not in it are drawn without a
+    text.
+    """
     picture = picture_of(mesh, plan, flows)
     return _svg(picture, title or f"The mesh {mesh.full_name}", _told(mesh, plan))
 
 
 def picture_of(mesh: Mesh, plan: MeshPlan, flows: Mapping[Edge, Flow] | None = None) -> Picture:
-    """Return where everything is."""
+    """Return the places of everything in the picture of a mesh."""
     return _Layout(mesh, plan, flows or {}).picture()
 
 
@@ -112,7 +114,7 @@ def picture_of(mesh: Mesh, plan: MeshPlan, flows: Mapping[Edge, Flow] | None = N
 
 
 def text_width(text: str, size: float) -> float:
-    """Return how wide a text is at most, in usual fonts without serifs."""
+    """Return the largest width that a text may have in usual fonts without serifs."""
     return size * sum(_em(char) for char in text)
 
 
@@ -125,7 +127,9 @@ def _em(char: str) -> float:
 
 
 def broken(name: str, longest: int = _LONGEST) -> tuple[str, ...]:
-    """Return a name in at most three lines, broken behind marks where that can be; what is longer is left out."""
+    """Return a name in at most three lines, broken behind punctuation if that is possible; the rest of a longer name is
+    left out.
+    """
     lines: list[str] = []
     rest = name
     while rest:
@@ -186,7 +190,7 @@ class _Layout:
         self._edges = self._all_edges()
 
     def _all_edges(self) -> list[tuple[Node, Node, bool, str]]:
-        """Return edges: start, end, if it is aside, what it means."""
+        """Return edges: start, end, if it is a side output such as a log, and its meaning."""
         graph = self._graph
         why = {(cut.topic, cut.function): cut.reason for cut in self._plan.cuts}
         edges: list[tuple[Node, Node, bool, str]] = []
@@ -250,7 +254,9 @@ class _Layout:
     # -- one component
 
     def _block(self, component: Component, wanted: Mapping[Node, float]) -> _Block:
-        """Lay out a component; `wanted` has the heights of its ports, for their order."""
+        """Lay out a component. `wanted` has heights for its ports, the ends of edges that cross its border; they are
+        ordered by those.
+        """
         name = component.name
         nodes: list[Node] = [node for node in self._sizes if self._home.get(node) == name]
         arrows: dict[Arrow, tuple[str, bool, str]] = {}
@@ -329,7 +335,7 @@ class _Layout:
         return after
 
     def _item(self, node: Node) -> Node:
-        """Return what a node is in the whole picture: a component or itself."""
+        """Return the item of the whole picture that has a node: its component, or the node itself."""
         return ("block", self._home[node]) if node in self._home else node
 
     # -- the whole
@@ -351,7 +357,9 @@ class _Layout:
         return arrows
 
     def _outer(self, blocks: Mapping[str, _Block]) -> tuple[Layers, dict[Node, float], list[tuple[float, float]]]:
-        """Return items in layers, their middles, and left and right of each column."""
+        """Return the items of the whole picture in layers, the heights of their middles, and the left and right side of
+        each column.
+        """
         items = list(dict.fromkeys(self._item(node) for node in self._sizes))
         arrows = self._arrows()
         pairs = [(first, second) for first, second, _, _ in arrows]
@@ -381,7 +389,7 @@ class _Layout:
     def _port_heights(
         self, name: str, blocks: Mapping[str, _Block], layers: Layers, at: Mapping[Node, float]
     ) -> dict[Node, float]:
-        """Return the heights of what is linked to the ports of a component."""
+        """Return the heights of the nodes outside that are linked to the ports of a component, by port."""
         near: dict[Node, list[float]] = {}
         for chain, (first, second, out, into) in zip(layers.chains, self._arrows(), strict=True):
             for item, port, beside, other, far in (
@@ -470,7 +478,7 @@ def _moved(box: Box, x: float, y: float) -> Box:
 
 
 def _columns(layers: Layers, widths: Mapping[Node, float]) -> list[tuple[float, float]]:
-    """Return left and right of each column; where more lines bend there is more room."""
+    """Return the left and right side of each column. There is more room between columns if more lines bend there."""
     columns: list[tuple[float, float]] = []
     x = 0.0
     for number, row in enumerate(layers.rows):
@@ -628,7 +636,7 @@ def _cylinder(box: Box, style: str) -> str:
 
 
 def _told(mesh: Mesh, plan: MeshPlan) -> str:
-    """Return the picture in words."""
+    """Return the picture in words, for those who cannot see it."""
     parts = [f"{part.kind} {part.name}: {_ways(part)}" for part in mesh.parts]
     together = [", ".join(component.names) for component in plan.components if len(component.names) > 1]
     parts += [f"run as one: {names}" for names in together]

@@ -74,9 +74,10 @@ class Draft:
 
 
 def read_mesh(text: str, path: str | Path, topic_names: TopicNames = HOME) -> Mesh:
-    """Return the mesh of a file's text, each part of it checked by itself; MeshError has every mistake.
+    """Return the mesh of a file's text, each part of it checked by itself. MeshError with every mistake, if there are
+    any.
 
-    Paths of code go from the folder of the file.
+    Relative paths of code start at the folder of the file.
     """
     draft = draft_of(text, path, topic_names)
     if draft.mistakes:
@@ -85,7 +86,7 @@ def read_mesh(text: str, path: str | Path, topic_names: TopicNames = HOME) -> Me
 
 
 def draft_of(text: str, path: str | Path, topic_names: TopicNames = HOME) -> Draft:
-    """Return a file as far as it can be read, with what is wrong."""
+    """Return a file as far as it can be read, with all mistakes in it."""
     mistakes = Mistakes()
     nodes = documents(text, mistakes)
     if not nodes and any(is_mendable(mistake.text) for mistake in mistakes):
@@ -118,7 +119,7 @@ class _Reader:
         self._namespace = "default"
 
     def mesh(self) -> Draft:
-        """Return the mesh."""
+        """Return the mesh as far as it can be read, and the mistakes."""
         node = self._own.node
         top = Section(node, "", self._mistakes, MESH_FIELDS, self._own.written)
         name = top.text("name", is_needed="the name of the mesh") if isinstance(node, yaml.MappingNode) else ""
@@ -174,7 +175,7 @@ class _Reader:
             return name
 
     def _section(self, node: yaml.Node, index: int, kind: Kind, names: tuple[str, ...]) -> tuple[Section, str, int]:
-        """Return the fields of a part, its name, and how many mistakes there were before."""
+        """Return the fields of a part, its name, and the number of mistakes before it was read."""
         before = len(self._mistakes)
         given = {name: value for name, _, value in items_of(node)}.get("name")
         name = given.value if isinstance(given, yaml.ScalarNode) and not is_null(given) else ""
@@ -186,7 +187,9 @@ class _Reader:
         return section, name, before
 
     def _kept(self, part: P, kind: Kind, name: str, section: Section, topics: Any, before: int) -> P | None:
-        """Return a part if nothing was wrong with it; else keep what the others have to know of it."""
+        """Return a part if nothing was wrong with it since there were `before` mistakes. Else return None, and keep its
+        inputs and outputs (`topics`) for the checks of the others.
+        """
         if len(self._mistakes) == before:
             return part
         inputs, outputs = topics
@@ -257,7 +260,7 @@ class _Reader:
         return self._kept(part, "query", name, section, (part.inputs, (output,)), before)
 
     def _views(self, section: Section, sql: str) -> dict[str, View]:
-        """Return the tables that a SQL text names, with what is said of them."""
+        """Return the tables that an SQL text names, with their options."""
         tables = tables_of(sql)
         said: dict[str, tuple[int, dict[str, str]]] = {}
         if "views" in section.fields:
@@ -309,7 +312,7 @@ class _Reader:
         )
 
     def _checked(self, section: Section, text: str, lines: list[int]) -> FunctionSpec | None:
-        """Return a function, checked by the code of functions."""
+        """Return a function if it passes the checks of functions; else note its mistakes and return None."""
         try:
             spec, notes = read_function(text, _MARK, self._topic_names)
         except SpecError as error:
@@ -322,7 +325,9 @@ class _Reader:
         return spec
 
     def _fixed(self, section: Section) -> dict[str, str]:
-        """Return what a function has of its mesh: tenant and namespace, and the folder that its path goes from."""
+        """Return the fields that a function has from its mesh: tenant and namespace, and the folder in which its
+        relative path starts.
+        """
         fixed = {} if "fqfn" in section.fields else {"tenant": self._tenant, "namespace": self._namespace}
         fixed = {name: text for name, text in fixed.items() if name not in section.fields}
         py = section.text("py")
@@ -334,7 +339,9 @@ def _named(spec: FunctionSpec) -> list[str]:
 
 
 def _placed(told: str, line: int, lines: list[int]) -> tuple[int, str]:
-    """Return the line of the file, and the text, of what is told of a function."""
+    """Return the line of the file and the text of a mistake that the check of functions has told. `lines` has the line
+    of the file for each line that the check was given; without one it is `line`.
+    """
     match = _PLACE.match(told)
     if match:
         return lines[int(match[1]) - 1], told[match.end() :]
@@ -342,9 +349,9 @@ def _placed(told: str, line: int, lines: list[int]) -> tuple[int, str]:
 
 
 def _as_json(line: int, fields: Fields, fixed: dict[str, str]) -> tuple[str, list[int]]:
-    """Return fields as JSON, and for each line of it the one of the file.
+    """Return fields as JSON, and for each line of it the line of the file.
 
-    What YAML takes for numbers and the like stays text, but in `userConfig`. `fixed` goes before the fields.
+    What YAML takes for numbers or dates stays text, except in `userConfig`. `fixed` goes before the fields.
     """
     told: list[str] = []
     lines: list[int] = []

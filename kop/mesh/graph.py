@@ -25,7 +25,7 @@ class Graph:
 
     @cached_property
     def parts(self) -> dict[str, Part | Outline]:
-        """Every part; of two with one name the second has its line behind it."""
+        """Every part by its name; if two have one name, the second is named with its line."""
         parts: dict[str, Part | Outline] = {}
         for part in self.all_parts:
             parts[f"{part.name} (line {part.line})" if part.name in parts else part.name] = part
@@ -81,7 +81,9 @@ class Graph:
 
     @cached_property
     def cycles(self) -> tuple[tuple[str, ...], ...]:
-        """The cycles, a shortest path of parts for each knot: the first name is not repeated at the end."""
+        """The cycles: of each set of parts that all lead to each other, a shortest one. The first name is not repeated
+        at the end.
+        """
         return tuple(_path(knot, self.after) for knot in knots(self.after))
 
 
@@ -95,7 +97,8 @@ def reads(part: Part | Outline, topic: str) -> bool:
 
 
 def ordered(after: Mapping[N, Collection[N]]) -> tuple[N, ...]:
-    """Return nodes, each behind all from which an arrow leads to it; of free ones the first first.
+    """Return nodes so that each is behind all from which an arrow leads to it; if several are possible next, the first
+    given one.
 
     Nodes of a cycle, and those behind one, come at the end.
     """
@@ -118,7 +121,7 @@ def ordered(after: Mapping[N, Collection[N]]) -> tuple[N, ...]:
 
 
 def reachable(starts: Iterable[N], after: Mapping[N, Collection[N]]) -> set[N]:
-    """Return the nodes to which arrows lead, the starts among them."""
+    """Return the nodes that arrows lead to from the starts, and the starts themselves."""
     reached = set(starts)
     left = list(reached)
     while left:

@@ -55,9 +55,10 @@ class Layers:
 
 
 def layer_numbers(nodes: Sequence[Node], arrows: Iterable[Arrow], first: Mapping[Node, int]) -> dict[Node, int]:
-    """Return the layers of nodes by their longest paths; `first` has the least layer of some. Arrows have no cycle.
+    """Return the layers of nodes by their longest paths; `first` has the lowest possible layer of some. Arrows have no
+    cycle.
 
-    Nodes that nothing leads to are moved next to the first one that they lead to.
+    Nodes that nothing leads to are moved next to the first node that they lead to.
     """
     after: dict[Node, list[Node]] = {node: [] for node in nodes}
     before: dict[Node, int] = dict.fromkeys(nodes, 0)
@@ -204,7 +205,7 @@ def _part(below: float) -> float:
 
 
 def _swap(rows: list[list[Node]], links: Sequence[Sequence[LayerLink]], free: Sequence[int]) -> None:
-    """Swap neighbours as long as that takes crossings away."""
+    """Swap neighbours within layers as long as that makes fewer links cross. Only layers in `free` are changed."""
     for _ in range(_PASSES):
         improved = False
         for number in free:
@@ -226,7 +227,9 @@ def _swap(rows: list[list[Node]], links: Sequence[Sequence[LayerLink]], free: Se
 def _ends_beside(
     rows: Sequence[list[Node]], links: Sequence[Sequence[LayerLink]], number: int, *, from_left: bool
 ) -> dict[Node, list[tuple[int, float]]]:
-    """Return where the links of each node of a layer end in the layer beside it, from top to bottom."""
+    """Return the places, in the layer beside this one, at which the links of each node of the layer end, from top to
+    bottom.
+    """
     ends: dict[Node, list[tuple[int, float]]] = {node: [] for node in rows[number]}
     beside = number - 1 if from_left else number + 1
     if 0 <= beside < len(rows):
@@ -245,7 +248,9 @@ def _over(above: Sequence[tuple[int, float]], below: Sequence[tuple[int, float]]
 
 
 def middles(layers: Layers, heights: Mapping[Node, float], gap: float) -> dict[Node, float]:
-    """Return the height of the middle of each node: apart by `gap`, near to what they are linked to."""
+    """Return the height of the middle of each node: near the nodes that it is linked to, and `gap` away from its
+    neighbours.
+    """
     at: dict[Node, float] = {}
     for row in layers.rows:
         top = 0.0
@@ -274,7 +279,7 @@ def middles(layers: Layers, heights: Mapping[Node, float], gap: float) -> dict[N
 
 
 def _apart(wanted: Sequence[float], heights: Sequence[float], gap: float) -> list[float]:
-    """Return middles in this order, far enough from each other, and as near as can be to those that are wanted."""
+    """Return middles in this order, far enough from each other, and as near to the wanted ones as possible."""
     offsets = [0.0]
     for above, below in itertools.pairwise(heights):
         offsets.append(offsets[-1] + above / 2 + gap + below / 2)

@@ -20,12 +20,14 @@ _MOST: Final = 100
 
 
 def is_mendable(problem: str) -> bool:
-    """Return if a problem that YAML has with a text may be one of indentation."""
+    """Return if an error of YAML may come from a wrong indentation."""
     return _PROBLEM in problem
 
 
 def mended(text: str) -> tuple[str, dict[int, str]]:
-    """Return a text with its indentation mended, and the lines that changed; unchanged if that makes no YAML of it."""
+    """Return a text with its indentation mended, and the changed lines by number. The text is unchanged if it cannot be
+    made YAML by that.
+    """
     lines = text.split("\n")
     changed: dict[int, str] = {}
     for _ in range(_MOST):
@@ -56,7 +58,9 @@ def _error_line(text: str) -> int | None:
 
 
 def _moved(lines: list[str], number: int) -> dict[int, str]:
-    """Return the lines of a field that has to move to the left, as they have to be; empty if it is another mistake."""
+    """Return the lines of a field that is indented too far, by number and moved to the left; empty if the mistake is
+    another one.
+    """
     if not 2 <= number <= len(lines) or not (field := _FIELD.match(lines[number - 1])):
         return {}
     above = number - 2

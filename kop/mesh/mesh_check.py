@@ -33,10 +33,11 @@ class Checked:
 
 
 def check(draft: Draft, facts: Facts | None = None, cores: int | None = None, code: CodeCheck | None = None) -> Checked:
-    """Return everything that is wrong with a mesh.
+    """Return everything that is wrong with a mesh, and its plan.
 
-    `facts` are what a server knows: a topic that is not among its partitions is not there. None: no server was asked.
-    `cores` is how many tasks may run at once; None: that is not known. Without `code` code is not looked at.
+    `facts` are what a server knows: a topic that is not among its partitions does not exist. None: no server was asked.
+    `cores` is the number of tasks that may run at once; None: unknown. Without `code` the code of functions is not
+    checked.
     """
     check_of = _Check(draft, facts)
     made = check_of.graph_and_plan()
@@ -66,7 +67,7 @@ class _Check:
         self.mistakes.add(part.line, f"{part.kind} {part.name}: {text}")
 
     def graph_and_plan(self) -> MeshPlan | None:
-        """Check how parts fit together; return the components if they do."""
+        """Check that the parts fit together; returns the plan of components if they do, else None."""
         self._names()
         self._cycles()
         self._inputs()
@@ -99,7 +100,7 @@ class _Check:
             self.wrong(self._graph.parts[cycle[0]], f"a cycle, {told}: let one of them write another topic")
 
     def _inputs(self) -> None:
-        """Check that somebody writes what is read, and that every part is reached."""
+        """Check that every topic that is read is written by somebody, and that messages reach every part."""
         graph, mesh = self._graph, self._mesh
         side = graph.side_writers
         outside = [
@@ -193,7 +194,7 @@ class _Check:
                 self.wrong(part, f"private: {open_one} writes {topic}, too, and does not call it private: both or none")
 
     def cores(self, made: MeshPlan, cores: int) -> None:
-        """Check that all tasks of batches that last have a core."""
+        """Check that there is a core for every task, if the trigger is continuous so that all run at once."""
         if self._mesh.trigger != "continuous":
             return
         partitions: Mapping[str, int] = {} if self._facts is None else self._facts.partitions
@@ -215,7 +216,7 @@ class _Check:
 
 
 def tasks_of(parallelism: int, inputs: Iterable[str], partitions: Mapping[str, int]) -> int:
-    """Return how many tasks a component has, as far as it is known."""
+    """Return the number of tasks that a component has, as far as its inputs' partitions are known."""
     counts = [partitions.get(topic) for topic in inputs]
     known = [count for count in counts if count is not None]
     return min(parallelism, sum(known)) if counts and len(known) == len(counts) else parallelism
@@ -229,7 +230,7 @@ def _needs_nothing(part: Part | Outline) -> bool:
 
 
 def _schema(part: Part | Outline) -> str:
-    """Return what a part writes, in a few words; empty if that is not said."""
+    """Return the format that a part writes, in a few words; empty if it names none."""
     if isinstance(part, Outline | SinkPart):
         return ""
     if not isinstance(part, FunctionPart):

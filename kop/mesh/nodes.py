@@ -78,7 +78,7 @@ def documents(text: str, mistakes: Mistakes) -> list[yaml.Node]:
 
 
 def _is_deep(text: str) -> bool:
-    """Return if nodes lie deeper within each other than is taken. Nodes themselves are read by recursion."""
+    """Return if nodes are nested deeper than is allowed; they are read by recursion."""
     depth = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -91,7 +91,7 @@ def _is_deep(text: str) -> bool:
 
 
 def _check(node: yaml.Node, place: str, seen: set[int], mistakes: Mistakes) -> None:
-    """Note what YAML takes and this file may not have: equal keys, aliases, merges, tags."""
+    """Note the mistakes that YAML allows and a mesh's file does not: equal keys, aliases, merges, tags."""
     line = line_of(node)
     named = f"{place}: " if place else ""
     if id(node) in seen:
@@ -182,7 +182,7 @@ class Section:
         return self.fields[name][0] if name in self.fields else self.line
 
     def text(self, name: str, *, is_needed: str = "") -> str:
-        """Return a text, as it is written; `is_needed` says what it is for."""
+        """Return the text of a field as it is written. `is_needed` says what it is for, if it has to be there."""
         if name not in self.fields:
             if is_needed:
                 self.wrong(self.line, f"{name}: is missing: {is_needed}")

@@ -126,7 +126,9 @@ class _Planner:
     # -- edges
 
     def _always(self, edge: Edge) -> str:
-        """Return why an edge is cut whatever is beside it; empty if it is not."""
+        """Return why an edge has to be cut (written to a topic, not called through) independently of other edges; empty
+        if it has not.
+        """
         topic, name = edge
         reader, graph = self._functions[name], self._graph
         if not self._mesh.fuse:
@@ -156,7 +158,9 @@ class _Planner:
         return ""
 
     def _hold_order(self, cut: dict[Edge, str], all_cut: Mapping[Edge, str]) -> bool:
-        """Cut before functions that would get messages of a key, or of their state, in several tasks."""
+        """Cut the edges to functions that would get the messages of one key, or of one state, in several tasks. Returns
+        if any was cut; they are put into `cut` with their reasons.
+        """
         roots: dict[str, frozenset[str]] = {}
         keyed: dict[str, str] = {}
         """Function to the one before it that does not keep keys; empty if all do."""
@@ -185,7 +189,9 @@ class _Planner:
     def _keep_whole(
         self, joined: Mapping[str, frozenset[str]], cut: dict[Edge, str], all_cut: Mapping[Edge, str]
     ) -> bool:
-        """Cut around functions with state as a whole whose component has more partitions to read than one."""
+        """Cut all edges of functions whose state is that of the whole function if their component would read more than
+        one partition. Returns if any was cut.
+        """
         before = len(cut)
         fused = set(self._edges) - all_cut.keys()
         for name in self._order:
@@ -200,12 +206,15 @@ class _Planner:
         return len(cut) > before
 
     def _is_alone(self, part: FunctionPart) -> bool:
-        """Return if one task has to have all partitions of the inputs of a function, which may be several."""
+        """Return if one task has to read all partitions of a function's inputs, and there may be several."""
         count = self._facts.partitions.get(part.inputs[0]) if len(part.spec.inputs) == 1 and part.inputs else None
         return part.is_whole and count != 1
 
     def _breaks(self, part: FunctionPart, fused: list[str], roots: frozenset[str], loses: str) -> str:
-        """Return why a function cannot be called by those before it; empty if it can."""
+        """Return why a function cannot be called directly by those before it; empty if it can. `fused` are its inputs
+        that would not be read, `roots` the topics that would be read instead, `loses` the function before it that does
+        not keep keys, or empty.
+        """
         why = part.holds_order
         if not why:
             return ""
@@ -308,7 +317,9 @@ class _Planner:
         )
 
     def _is_unwritten(self, topic: str, fused: set[Edge]) -> bool:
-        """Return if all who write a topic call it private, and all who read it are called."""
+        """Return if a topic needs no records: all parts that write it call it private, and all that read it are called
+        directly.
+        """
         readers = self._graph.readers[topic]
         writers = [self._functions[name] for name in self._graph.writers[topic] if name in self._functions]
         return (

@@ -45,7 +45,7 @@ def encode(value: Mapping[str, Any]) -> bytes:
 
 
 def decode(value: bytes) -> dict[str, Any]:
-    """Return what is in a record; empty if it is none of ours."""
+    """Return the content of a record; empty if it is not one of kop's."""
     try:
         decoded = json.loads(value)
     except ValueError:
@@ -54,7 +54,9 @@ def decode(value: bytes) -> dict[str, Any]:
 
 
 def state_of(report: Mapping[str, Any], now_ms: int) -> str:
-    """Return the state of a mesh as of now: a driver that was running and is silent has gone."""
+    """Return the state of a mesh as of now. A driver that was running and has been silent for too long counts as
+    gone.
+    """
     state = str(report.get("state", ""))
     silent = (now_ms - int(report.get("at_ms", 0))) / 1000
     if state in {RUNNING, STARTING} and silent > SILENT_SECONDS:
@@ -63,5 +65,5 @@ def state_of(report: Mapping[str, Any], now_ms: int) -> str:
 
 
 def full_name(text: str) -> str:
-    """Return TENANT/NAMESPACE/NAME for a name that may be of public/default."""
+    """Return TENANT/NAMESPACE/NAME; a name without them gets public/default."""
     return text if text.count("/") == 2 else f"public/default/{text}"

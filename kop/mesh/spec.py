@@ -62,7 +62,9 @@ class FunctionPart:
 
     @property
     def is_whole(self) -> bool:
-        """True if its state or windows are the function's, and not those of each partition: one task has all."""
+        """True if its state or windows belong to the whole function and not to a partition, so that one task has all
+        partitions.
+        """
         return self.holds_order in {"state", "windows"} and self.spec.state_scope == "function"
 
 

@@ -13,10 +13,10 @@ _STATE: Final = frozenset({"incr_counter", "get_counter", "del_counter", "put_st
 
 
 def state_call(source: str, class_name: str) -> tuple[str, int] | None:
-    """Return the first call of a function's code that uses state, and its line; None if there is none to be seen.
+    """Return the first call in a function's code that uses state, and its line; None if no such call is seen.
 
-    `class_name` is `module.Class`, `module.function` or `module`, the file's own. Of the file that is looked at what
-    the function is made of: it, and what it names of the file.
+    `class_name` is `module.Class`, `module.function` or `module`, which is that of the file. Only the function, and
+    what it uses of the file, is searched.
     """
     try:
         tree = ast.parse(source)

@@ -168,7 +168,7 @@ class Translated:
 
 
 def translated(nodes: Sequence[yaml.Node], mistakes: Mistakes) -> Translated | None:
-    """Return the mesh of a file's documents in our form; None, with a mistake noted, if there is none."""
+    """Return the mesh of a file's documents in kop's own form; None, with a mistake noted, if there is none."""
     kinds = [_text_of(_fields(node).get("kind")) for node in nodes]
     if any(kinds) or any({"apiVersion", "spec"} & _fields(node).keys() for node in nodes):
         return _Objects(mistakes).mesh(nodes, kinds)
@@ -276,7 +276,7 @@ class _Objects:
         return Translated(_mapping(items, node), written, tuple(notes), self._without_code)
 
     def _of_first(self, spec: yaml.Node) -> list[tuple[yaml.Node, yaml.Node]]:
-        """Return tenant and namespace: those of the first function that says them."""
+        """Return tenant and namespace of the first function that has them."""
         functions = _fields(spec).get("functions")
         parts = functions.value if isinstance(functions, yaml.SequenceNode) else []
         given = [
@@ -285,7 +285,7 @@ class _Objects:
         return [(_scalar(name, value), value) for name, value in dict(reversed(given)).items()]
 
     def _of_config(self, nodes: Sequence[yaml.Node], kinds: Sequence[str]) -> list[tuple[yaml.Node, yaml.Node]]:
-        """Return the options that the ConfigMap has which parts name."""
+        """Return the options of the ConfigMap that parts refer to."""
         maps = {
             _text_of(_fields(_fields(node).get("metadata")).get("name")): node
             for node, kind in zip(nodes, kinds, strict=True)

@@ -83,7 +83,7 @@ def _receipt(receipt: pb.ReceiptFields) -> Receipt:
 
 
 def _message(command: pb.MessageFields, entry: memoryview) -> Message:
-    """Return the message in a MESSAGE command, with the entry that stands behind it in the frame."""
+    """Return the message in a MESSAGE command; `entry` is what stands behind the command in the frame."""
     identity = (command.consumer_id, command.message_id.ledgerId, command.message_id.entryId)
     index: int | None = None
     timestamp = at = 0

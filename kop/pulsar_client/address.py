@@ -25,7 +25,7 @@ class PulsarAddress(NamedTuple):
 
 
 def parse(url: str) -> list[PulsarAddress]:
-    """Return the addresses of `pulsar://host:port,host:port`. PulsarError InvalidAddress with what is wrong."""
+    """Return the addresses of `pulsar://host:port,host:port`. PulsarError InvalidAddress if the URL is malformed."""
     scheme, separator, rest = url.strip().partition("://")
     if not separator or scheme not in {"pulsar", "pulsar+ssl"}:
         raise PulsarError("InvalidAddress", f"{url!r} is no address of a Pulsar broker: pulsar://host:6650")

@@ -246,12 +246,14 @@ class Admin(Rest):
         await self._call("POST", f"{topic_path(topic)}/createMissedPartitions")
 
     async def delete_partitioned(self, topic: str, force: bool = True) -> None:
-        """Delete a partitioned topic; without `force` Conflict or PreconditionFailed while clients are on it."""
+        """Delete a partitioned topic. Without `force`, PulsarError Conflict or PreconditionFailed while clients use
+        it.
+        """
         query = {"force": json.dumps(force)}
         await self._call("DELETE", f"{topic_path(topic)}/partitions", query=query, repeat=False)
 
     async def delete_plain(self, topic: str, force: bool = True) -> None:
-        """Delete a topic without partitions. Conflict for a partitioned one."""
+        """Delete a topic without partitions. PulsarError Conflict if it is partitioned."""
         await self._call("DELETE", topic_path(topic), query={"force": json.dumps(force)}, repeat=False)
 
     # -- properties
@@ -309,7 +311,7 @@ class Admin(Rest):
         await self._call("POST", f"{topic_path(topic)}/{name}", value)
 
     async def set_retention(self, topic: str, retention: Retention) -> None:
-        """Set a topic's retention. BadRequest if one limit is 0 and the other is not."""
+        """Set a topic's retention. PulsarError BadRequest if one limit is 0 and the other is not."""
         await self.set_policy(topic, _RETENTION, _retention_json(retention))
 
     async def get_retention(self, topic: str, *, applied: bool = False) -> Retention | None:
@@ -334,8 +336,8 @@ class Admin(Rest):
         return enabled
 
     async def set_compaction_threshold(self, topic: str, size: int) -> None:
-        """Have the broker compact the topic each time that so many bytes have come since the last compaction; 0 for
-        never.
+        """Set the bytes after which the broker compacts the topic: each time that so many have come since the last
+        compaction; 0 for never.
         """
         await self.set_policy(topic, "compactionThreshold", size)
 
@@ -407,7 +409,7 @@ class Admin(Rest):
     async def transaction_buffer(self, partition: str) -> dict[str, Any]:
         """Return state and open transactions of a partition's transaction buffer; for its states see `RECOVERED`.
 
-        PulsarError of some kind on a broker without transactions.
+        PulsarError, whose code differs, on a broker without transactions.
         """
         path = f"transactions/transactionBufferStats/{topic_path(partition).partition('/')[2]}"
         body = (await self._call("GET", path, root="admin/v3")).body
@@ -418,7 +420,7 @@ class Admin(Rest):
         """Return true if a partition holds readers back at a transaction: it has entries of it, and has seen no end of
         it.
 
-        PulsarError of some kind on a broker without transactions.
+        PulsarError, whose code differs, on a broker without transactions.
         """
         name = topic_path(partition).partition("/")[2]
         path = f"transactions/transactionInBufferStats/{name}/{txn.most}/{txn.least}"
@@ -453,7 +455,7 @@ class Admin(Rest):
         """Return the metadata of one entry without its payload, also of an entry that the broker keeps back from
         readers.
 
-        PulsarError of some kind if the entry does not exist: the broker's reason is in its text.
+        PulsarError, whose code differs, if the entry does not exist: the broker's reason is in its text.
         """
         headers = (await self._call("HEAD", f"{topic_path(partition)}/ledger/{ledger}/entry/{entry}")).headers
         index = headers.get("X-Pulsar-Broker-Entry-METADATA-index")
@@ -469,7 +471,7 @@ class Admin(Rest):
         )
 
     async def truncate(self, partition: str) -> None:
-        """Delete all closed ledgers, whoever still wants them. The current ledger's entries stay."""
+        """Delete all closed ledgers, even if subscriptions still need them. The current ledger's entries stay."""
         await self._call("DELETE", f"{topic_path(partition)}/truncate")
 
     async def unload(self, topic: str) -> None:

@@ -79,20 +79,20 @@ class BrokerAttachment(ABC):
         """
 
     async def _confirmed(self, connection: Connection) -> None:  # noqa: B027 - most have nothing to do
-        """Look at the topic that it was attached to before anything is sent or read. After a PulsarError nothing may
-        stay registered.
+        """Check the topic after the broker has attached this, before anything is sent or read. After a PulsarError
+        nothing may stay registered.
         """
 
     def _interrupted(self, error: PulsarError) -> None:  # noqa: B027 - most have nothing to do
-        """Wake a wait in `_attach` for more than an answer, because the connection is gone."""
+        """End a wait in `_attach` that lasts beyond the broker's answer, because the connection is gone."""
 
     @abstractmethod
     def _detached(self, error: PulsarError) -> None:
-        """Handle the loss of the connection, before the way back is begun."""
+        """Handle the loss of the connection, before the first attempt to attach again."""
 
     @property
     def _ends_with_connection(self) -> bool:
-        """True if the loss of the present connection is the end, without attaching again."""
+        """True if the attachment ends with the present connection, instead of attaching again."""
         return False
 
     def _in_vain(self, error: PulsarError) -> None:  # noqa: B027 - most have nothing to do
@@ -100,11 +100,11 @@ class BrokerAttachment(ABC):
 
     @abstractmethod
     def _resume(self) -> None:
-        """Begin or go on to send or read, after being attached."""
+        """Begin to send or read, or go on with it, after being attached."""
 
     @abstractmethod
     def _over(self, error: PulsarError) -> None:
-        """End all waiting requests, because the attachment is lost or closed."""
+        """Fail all waiting requests, because the attachment is lost or closed."""
 
     # --- life
 

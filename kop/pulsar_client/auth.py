@@ -183,7 +183,9 @@ class OAuth2(Credentials):
 
     @staticmethod
     async def _object(response: aiohttp.ClientResponse) -> Mapping[str, Any]:
-        """Return the JSON object of an issuer's answer. Of an error the text is shown only if it is an OAuth2 error."""
+        """Return the JSON object of an issuer's answer. PulsarError if the answer is an error; its text has the
+        answer's only if that is an OAuth2 error.
+        """
         try:
             answer = json.loads(await response.read())
         except ValueError:
@@ -203,7 +205,7 @@ def parse_auth(text: str, tls: TlsOptions | None = None) -> Credentials | None:
 
     The JSON has `issuer` (or Pulsar's `issuerUrl`, `issuer_url`), `audience`, `scope` and either `client_id` and
     `client_secret`, or the path of a JSON file with these two (`privateKey`, `private_key`). `tls` is for the issuer.
-    Raises ValueError with a line that says what is wrong, without the secret.
+    ValueError if the setting is wrong, with the reason but without the secret.
     """
     text = text.strip()
     if not text:

@@ -146,8 +146,8 @@ class Client:
         """The largest entry (metadata and payload, in bytes) that the brokers accept, known after `start`."""
 
     async def start(self) -> None:
-        """Connect once, so that a wrong address or refused credentials show at once. PulsarError, whose text says what
-        to do.
+        """Connect once, so that a wrong address or refused credentials show at once. PulsarError if that fails, with
+        advice in its text.
         """
         try:
             connection = await self._pool.any(LOOKUP)
@@ -174,7 +174,7 @@ class Client:
 
     async def partitions(self, topic: str) -> int:
         """Return the number of partitions of `topic`, 0 if it is not partitioned; never creates it. PulsarError
-        TopicNotFound.
+        TopicNotFound if there is no such topic.
         """
         return await self._lookup.partitions(topic)
 
@@ -188,7 +188,7 @@ class Client:
         """Watch the topics of `namespace` whose full names fit the regular expression `pattern`.
 
         `on_change(snapshot, added, removed)` is called with all names at first and after each loss of the broker, then
-        with None and what came and went, each partition by itself. It goes on until it is closed.
+        with None and the names that came and went, each partition by itself. It goes on until the watch is closed.
         """
         watch = Watch(
             next(self._watcher_ids),
@@ -218,15 +218,16 @@ class Client:
         resend: bool = True,
         on_stored: OnStored | None = None,
     ) -> Producer:
-        """Open a producer of `topic` (a partition, or an unpartitioned topic; it is created where the broker may).
+        """Open a producer of `topic` (a partition, or an unpartitioned topic; it is created if the broker may do so).
 
         Producers of one `lane` share a connection. `epoch` is the topic's epoch that an exclusive producer held before.
         "wait_for_exclusive" waits until the topic is free, however long. `before_attach` is awaited before each return
-        to the topic, and `confirm` each time that it is attached, before it sends: it may have created the topic. What
-        they raise ends the producer, unless it is a retriable PulsarError. Without `resend` it ends where its
-        connection is lost with entries under way: nobody knows then whether they are stored. `on_stored` is called
-        instead of the entries' `stored`, with all that one read of the socket told. PulsarError ProducerBusy,
-        ProducerFenced, ProducerBlockedQuotaExceededError, TopicNotFound, ...
+        to the topic, and `confirm` each time that the producer is attached, before it sends: attaching may have created
+        the topic. What they raise ends the producer, unless it is a retriable PulsarError. Without `resend` the
+        producer ends if its connection is lost with entries under way: nobody knows then if they are stored.
+        `on_stored` is called instead of the entries' `stored`, with all that one read of the socket confirmed.
+        PulsarError if Pulsar refuses: ProducerBusy, ProducerFenced, ProducerBlockedQuotaExceededError, TopicNotFound,
+        ...
         """
         kind = _kind(lane)
         waits = access == "wait_for_exclusive"  # keeps nobody else waiting
@@ -253,7 +254,7 @@ class Client:
         return producer
 
     def move_producer(self, producer: Producer, lane: str) -> None:
-        """Let a producer go on over the connection of another lane; see `Producer.move`."""
+        """Move a producer to the connection of another lane; see `Producer.move`."""
         topic, kind = producer.topic, _kind(lane)
         producer.move(lambda assigned: self._connection(topic, kind, assigned))
 
@@ -274,11 +275,10 @@ class Client:
     ) -> Reader:
         """Read `topic` (a partition, or an unpartitioned topic; never creates it) from `start` on.
 
-        `permits` messages may come at once, more by `Reader.flow`. An entry that is not kept any more means the next
-        that is. With `borrow` an entry's bytes are there during `on_entry` only; with `damaged` entries that cannot be
-        read are handed out as such; `on_many` may take several at once (see `Reader`). `before_attach` as with
-        `open_producer`.
-        PulsarError TopicNotFound, ...
+        `permits` messages may come at once, more by `Reader.flow`. If the entry at `start` is not kept any more,
+        reading starts at the next one that is. With `borrow` an entry's bytes are valid during `on_entry` only; with
+        `damaged` entries that cannot be read are handed out as such; `on_many` may take several at once (see `Reader`).
+        `before_attach` is that of `open_producer`. PulsarError if Pulsar refuses: TopicNotFound, ...
         """
         reader = Reader(
             self._consumer_ids,
@@ -311,8 +311,8 @@ class Client:
         )
 
     def _turns_of(self, kind: str) -> Turns:
-        """Return the bound on attachments at a time, so that a broker that comes back is not met by ten thousand, of
-        whom most time out.
+        """Return the limit on attachments at the same time: a broker that comes back would else get ten thousand at
+        once, and most would time out.
         """
         turns = self._turns.get(kind)
         if turns is None:

@@ -51,7 +51,7 @@ class ProducerEvents(Protocol):
     """The methods of a producer that its connection calls."""
 
     def on_receipts(self, receipts: Sequence[Receipt]) -> None:
-        """Take the receipts of entries that are stored, in the broker's order: all that one read of the socket
+        """Handle the receipts of entries that are stored, in the broker's order: all that one read of the socket
         brought.
         """
 
@@ -59,7 +59,9 @@ class ProducerEvents(Protocol):
         """Handle the broker's refusal of an entry."""
 
     def on_disconnect(self, error: PulsarError, assigned: str | None) -> None:
-        """Handle that the broker has closed the producer, or that the connection is gone; called once."""
+        """Handle that the broker has closed the producer, or that the connection is gone; called once. `assigned` is
+        the URL of the broker to go to next; None if it was not told.
+        """
 
     def on_writable(self) -> None:
         """Write entries that were kept back: the connection takes more now."""
@@ -69,27 +71,27 @@ class ReaderEvents(Protocol):
     """The methods of a reader that its connection calls."""
 
     def on_messages(self, received: Sequence[Received], at: int) -> int:
-        """Take the message at place `at` among those that a read of the socket brought, and those behind it that can be
-        taken with it.
-
-        Returns the number taken. The bytes of their views exist during the call only.
+        """Handle the messages from place `at` on among those that a read of the socket brought, as many as can be taken
+        together. Returns how many were taken. The bytes of their views exist during the call only.
         """
 
     def on_end(self) -> None:
         """Handle that the topic is terminated and read to its end."""
 
     def on_disconnect(self, error: PulsarError, assigned: str | None) -> None:
-        """Handle that the broker has closed the consumer, or that the connection is gone; called once."""
+        """Handle that the broker has closed the consumer, or that the connection is gone; called once. `assigned` is
+        the URL of the broker to go to next; None if it was not told.
+        """
 
 
 class WatchEvents(Protocol):
     """The methods of a watch of a namespace that its connection calls."""
 
     def on_update(self, added: Sequence[str], removed: Sequence[str]) -> None:
-        """Take the broker's news of topics that came or went."""
+        """Handle the broker's news of topics that came or went."""
 
     def on_disconnect(self, error: PulsarError, assigned: str | None) -> None:
-        """Handle that the connection is gone; called once."""
+        """Handle that the connection is gone; called once. `assigned` is None."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -158,7 +160,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._frames.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take the bytes that arrived, and hand on the receipts, messages and commands in them."""
+        """Handle the bytes that arrived: hand on the receipts, messages and commands in them."""
         self._heard = True
         self._silent = 0
         try:
@@ -170,7 +172,7 @@ class Connection(asyncio.BufferedProtocol):
             self.abort(PulsarError("FrameError", f"{self.name}: {error!r}"))
 
     def pause_writing(self) -> None:
-        """Have producers keep their entries back, because the socket takes no more."""
+        """Make producers keep their entries back, because the socket accepts no more."""
         self.outgoing.paused = True
 
     def resume_writing(self) -> None:
@@ -244,7 +246,7 @@ class Connection(asyncio.BufferedProtocol):
             self._tell(user.on_disconnect, error, None)
 
     def _tell(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Call a user of the connection with news; an exception of it keeps no other user from being told."""
+        """Call a user of the connection; if it raises, that is logged, so that the other users are called, too."""
         try:
             call(*arguments)
         except Exception:
@@ -320,7 +322,9 @@ class Connection(asyncio.BufferedProtocol):
         return number
 
     async def request(self, command: pb.BaseCommand, request_id: int, limit: float, what: str) -> Any:
-        """Write a command and wait `limit` seconds for its answer. PulsarError: a refusal, Timeout, ConnectionLost."""
+        """Write a command and wait `limit` seconds for its answer, which is returned. PulsarError if the broker refuses
+        it, Timeout, or ConnectionLost. `what` names the request in errors.
+        """
         if self.closed:
             raise PulsarError("ConnectionLost", f"{self.name}: closed")
         future = self.expect(request_id)
@@ -434,7 +438,9 @@ class Connection(asyncio.BufferedProtocol):
             )
 
     def _assigned(self, closing: pb.CommandCloseProducer | pb.CommandCloseConsumer) -> str | None:
-        """Return the broker that has the topic now, if the one that closes a producer or reader names it."""
+        """Return the URL of the broker that has the topic now, if the command that closes a producer or reader names
+        it; else None.
+        """
         secure = self._transport is not None and self._transport.get_extra_info("sslcontext") is not None
         return (closing.assignedBrokerServiceUrlTls if secure else closing.assignedBrokerServiceUrl) or None
 
@@ -474,7 +480,9 @@ class Connection(asyncio.BufferedProtocol):
             watch.on_update(list(update.new_topics), list(update.deleted_topics))
 
     def _on_transactions(self, command: pb.BaseCommand) -> None:
-        """Take an answer of a transaction coordinator; all of them name an error in the same way."""
+        """Give an answer of a transaction coordinator to the request that waits for it; all such answers have an error
+        in the same field.
+        """
         response = getattr(command, _OF_COORDINATORS[command.type])
         if response.HasField("error"):
             self._refuse(response.request_id, server_error(response.error, f"{self.name}: {response.message}"))
@@ -548,7 +556,7 @@ async def connect(
     server_hostname: str | None,
     limit: float,
 ) -> Connection:
-    """Connect and shake hands within `limit` seconds. PulsarError, whose text says what was tried."""
+    """Connect and shake hands within `limit` seconds. PulsarError if that fails; its text says what was tried."""
     where = f"{host}:{port}"
     connection: Connection | None = None
     try:

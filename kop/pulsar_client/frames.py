@@ -60,8 +60,8 @@ class Frames:
         return self._shared
 
     def updated(self, count: int) -> None:
-        """Take `count` bytes that arrived, and call `on_received`. PulsarError FrameError for a faulty frame, after all
-        before it.
+        """Handle `count` bytes that arrived, and call `on_received`. PulsarError FrameError if a frame is faulty; those
+        before it were handed on.
         """
         frame = self._frame
         if frame is not None:

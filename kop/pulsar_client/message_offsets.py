@@ -26,7 +26,9 @@ class MessageId(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> MessageId:
-        """Read LEDGER:ENTRY or LEDGER:ENTRY:BATCH-INDEX, as Pulsar's tools print it; else MessageOffsetError."""
+        """Read LEDGER:ENTRY or LEDGER:ENTRY:BATCH-INDEX, as Pulsar's tools print it. MessageOffsetError if the text is
+        neither.
+        """
         parts = text.split(":")
         if len(parts) not in {2, 3} or not all(part.lstrip("-").isdigit() for part in parts):
             raise MessageOffsetError(f"a message id is LEDGER:ENTRY or LEDGER:ENTRY:BATCH-INDEX, not {text!r}")
@@ -46,8 +48,8 @@ class EntryOffsets(NamedTuple):
 async def entry_offsets(admin: Admin, topic: str, ledger: int, entry: int, *, packed: bool) -> EntryOffsets:
     """Return the offsets of an entry of a plain topic or one partition.
 
-    `packed`: the offset is made of the message id, else it is the broker's index. MessageOffsetError or PulsarError if
-    there is none.
+    `packed`: the offset is made of the message id, else it is the broker's index. MessageOffsetError if the entry has
+    no offsets, PulsarError if it cannot be read.
     """
     head = await admin.entry(topic, ledger, entry)
     count = head.num_messages or 1
@@ -66,7 +68,7 @@ async def entry_offsets(admin: Admin, topic: str, ledger: int, entry: int, *, pa
 async def message_offsets(admin: Admin, topic: str, message: MessageId, *, packed: bool) -> tuple[int, int]:
     """Return the first and the last Kafka offset of a message; of its whole entry if the id names no place in it.
 
-    MessageOffsetError or PulsarError if there is none.
+    MessageOffsetError if there is no such offset, PulsarError if the entry cannot be read.
     """
     place = await entry_offsets(admin, topic, message.ledger, message.entry, packed=packed)
     if message.batch < 0:

@@ -65,14 +65,14 @@ class Outage:
         return self._since is not None
 
     def answers(self, broker: PulsarAddress, now: float) -> None:
-        """Take in that a connection to a broker stands, and that the broker answers on it."""
+        """Note that a connection to a broker is established, and that the broker answers on it."""
         self._stood.add(broker)
         if self._since is not None and self._back is None:
             self._back = now
 
     def lost(self, *, others: bool) -> None:
-        """Take in that a connection is lost, and if others stand. Failures from now until `certain` is called count as
-        its consequence.
+        """Note that a connection is lost; `others`: other connections exist. Failures from now until `certain` is
+        called count as its consequence.
         """
         if not others:
             self._back = None
@@ -81,13 +81,13 @@ class Outage:
         self._doubtful = True
 
     def certain(self) -> None:
-        """Take in that the time is over in which failures count as the consequence of a lost connection."""
+        """Note that the time is over in which failures count as the consequence of a lost connection."""
         self._doubtful = False
 
     def fails(self, broker: PulsarAddress, error: PulsarError, now: float, *, others: bool) -> bool:
-        """Take in that a broker accepts no connection, or is silent on all. Return true if an outage begins with it.
+        """Note that a broker accepts no connection, or is silent on all. Return true if an outage begins with it.
 
-        `others` says that a connection to another broker stands.
+        `others`: a connection to another broker exists.
         """
         if not others:
             self._back = None

@@ -30,11 +30,11 @@ class PendingEntry:
         self.deadline = 0.0
 
     def stored(self, position: Position) -> None:
-        """Take the position at which Pulsar has stored the entry; DUPLICATE if it had it before."""
+        """Handle that Pulsar has stored the entry at this position; DUPLICATE if it had it before."""
         raise NotImplementedError
 
     def failed(self, error: PulsarError) -> None:
-        """Take the error: Pulsar has refused the entry, or it is not known if it is stored. Other entries may get the
+        """Handle that Pulsar has refused the entry, or that it is not known if it is stored. Other entries may get the
         same `error`.
         """
         raise NotImplementedError

@@ -226,7 +226,7 @@ class Pool:
         log.info("%d %s, with %d producers, readers and watches: %s: %s", len(lost), text, users, names, lost[0][2])
 
     def _unanswered(self, broker: PulsarAddress, error: PulsarError) -> None:
-        """Take in that a broker accepts no connection, or is silent on all: an outage may begin, with a log line."""
+        """Note that a broker accepts no connection, or is silent on all: an outage may begin, with a log line."""
         standing = {route.address for route, _ in self._open} - self._silent
         if self._closed or broker in standing:
             return

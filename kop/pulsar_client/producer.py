@@ -65,9 +65,9 @@ class DirectEntries(Protocol):
         """The loop's time at which the oldest entry without a receipt was sent; None if there is none."""
 
     def received(self, receipts: Sequence[Receipt]) -> int:
-        """Take receipts of the first entries; return the number taken.
+        """Handle receipts of the first entries; return the number handled.
 
-        If not all were taken, `Producer.end_direct` is called before this returns.
+        If not all were handled, `Producer.end_direct` is called before this returns.
         """
 
     def hand_over(self) -> HandedEntries:
@@ -168,8 +168,8 @@ class Producer(BrokerAttachment):
 
         `metadata` is a serialized MessageMetadata that carries the producer's name, `sequence_id` and the publish time.
         With `txn` the entry is sent in that transaction: its metadata has to name it, too, and the partition must have
-        been added to it.
-        The future fails with PulsarError, see `submit`. ValueError for a sequence id that is still pending.
+        been added to it. The future fails with the PulsarErrors of `submit`. Raises ValueError if the sequence id is
+        pending already.
         """
         head = wire.send_head(self._id, sequence_id, highest_sequence_id, num_messages, metadata, payload, txn)
         highest = sequence_id if highest_sequence_id is None else highest_sequence_id
@@ -192,14 +192,14 @@ class Producer(BrokerAttachment):
         return self.send(metadata.SerializeToString(), b"", sequence_id=sequence_id, txn=txn)
 
     def submit(self, entry: PendingEntry) -> None:
-        """Send an entry behind all earlier ones. Its `stored` or `failed` is called once; `failed` perhaps at once.
+        """Send an entry behind all earlier ones. The entry's `stored` or its `failed` is called once, `failed` perhaps
+        before this returns. If the producer has `on_stored`, that is called instead of `stored`, with all entries that
+        one read of the socket confirmed.
 
-        A producer with `on_stored` calls that instead of `stored`, with all entries of one read of the socket.
-
-        It fails with PulsarError: EntryRefusedError with the code of the broker's refusal where that is final,
-        MessageTooLarge, Timeout (not stored within `send_timeout`; all entries behind it fail with it),
-        ProducerBlockedQuotaExceededError, or the reason why the producer is over. ValueError for a sequence id that is
-        still pending.
+        `failed` gets a PulsarError: EntryRefusedError if the broker has refused the entry for good, MessageTooLarge,
+        Timeout if the entry is not stored within `send_timeout` (all entries behind it fail, too),
+        ProducerBlockedQuotaExceededError, or the error that has ended the producer. Raises ValueError, and calls
+        neither, if the sequence id is pending already.
         """
         if self._direct is not None:
             self.end_direct()
@@ -317,15 +317,15 @@ class Producer(BrokerAttachment):
         return None if connection.paused else connection.outgoing
 
     def begin_direct(self, direct: DirectEntries) -> None:
-        """Let compiled code (`direct`) send entries itself, until something else is asked of the producer or happens to
-        it.
+        """Allow compiled code (`direct`) to send entries itself, until a method of the producer is called, or its
+        connection changes.
         """
         self._direct = direct
         if self._timer is None:
             self._timer = self._loop.call_later(self._send_timeout, self._expire)
 
     def end_direct(self) -> None:
-        """Have the entries that compiled code holds handed over, and wait for their receipts here."""
+        """Take over the entries that compiled code holds, and wait for their receipts here."""
         direct, self._direct = self._direct, None
         if direct is None:
             return

@@ -42,8 +42,8 @@ class ReaderPosition:
         """
 
     def start(self) -> Position:
-        """Return the position to begin with at a subscription, the first or a later one. If that entry is not kept, the
-        next kept one is meant.
+        """Return the position to begin with at a subscription, the first or a later one. If that entry is not kept,
+        reading begins at the next one that is.
         """
         behind = self.last
         if behind is None:
@@ -53,8 +53,8 @@ class ReaderPosition:
         return Position(behind.ledger, behind.entry + 1)
 
     def pin(self, behind: Position) -> None:
-        """Keep the end of the log as the start of a reader that began there, so that it goes on from it even if nothing
-        came yet.
+        """Set the start of a reader that began at the end of the log to that end, so that it goes on from there even if
+        nothing came yet.
         """
         if self.last is None:
             self._start, self._inclusive = Position(behind.ledger, behind.entry + 1), True

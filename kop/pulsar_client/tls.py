@@ -38,7 +38,9 @@ class TlsOptions:
         )
 
     def context(self) -> ssl.SSLContext:
-        """Make the TLS context; it blocks on reading files. PulsarError TlsError names a file that cannot be used."""
+        """Make the TLS context; it blocks on reading files. PulsarError TlsError if a file cannot be used, with its
+        name.
+        """
         try:
             context = ssl.create_default_context(
                 ssl.Purpose.SERVER_AUTH, cafile=None if self.system_too else self.ca_file

@@ -50,8 +50,8 @@ class Transactions:
         *,
         timeout: float,
     ) -> None:
-        """Keep the functions by which brokers are reached: `partitions` returns the number of a topic's, `connection`
-        the one to the broker of a topic.
+        """`partitions` returns the number of a topic's partitions, `connection` the connection to the broker of a
+        topic; `timeout` is the seconds for a request.
         """
         self._partitions = partitions
         self._connection = connection
@@ -83,9 +83,7 @@ class Transactions:
 
     async def new(self, ttl_ms: int) -> TxnId:
         """Begin a transaction, which Pulsar aborts after `ttl_ms`. Coordinators take turns. PulsarError if Pulsar
-        refuses it or does not answer.
-
-        NotAllowedError from brokers without transactions.
+        refuses it or does not answer; NotAllowedError from brokers without transactions.
         """
         count = await self.coordinators()
         coordinator = self._coordinators[next(self._turns) % count]
@@ -93,10 +91,9 @@ class Transactions:
         return TxnId(answer.txnid_most_bits, answer.txnid_least_bits)
 
     async def add(self, txn: TxnId, partitions: Sequence[str]) -> None:
-        """Add partitions (their full names) to a transaction. It is durable then. PulsarError if Pulsar refuses it or
-        does not answer.
-
-        TransactionNotFound of one that has ended, or was never there; InvalidTxnStatus of one that is being ended.
+        """Add partitions (their full names) to a transaction; that is durable on return. PulsarError if Pulsar refuses
+        it or does not answer: TransactionNotFound if the transaction has ended, or never existed; InvalidTxnStatus if
+        it is being ended.
         """
 
         async def ask(limit: float) -> Any:
@@ -105,10 +102,9 @@ class Transactions:
         await self._again(ask)
 
     async def end(self, txn: TxnId, *, commit: bool) -> None:
-        """End a transaction on all of its partitions. PulsarError if Pulsar refuses it or does not answer.
-
-        TransactionNotFound of one that has ended, whichever way that was; InvalidTxnStatus of one that is being ended
-        the other way.
+        """End a transaction on all of its partitions. PulsarError if Pulsar refuses it or does not answer:
+        TransactionNotFound if the transaction has ended, either way; InvalidTxnStatus if it is being ended the other
+        way.
         """
 
         async def ask(limit: float) -> Any:

@@ -100,8 +100,8 @@ class Watch(BrokerAttachment):
         self._snapshot = list(answer.topic)
 
     def _passing(self, error: PulsarError) -> PulsarError:
-        """Keep the error for which nothing is watched. A namespace may come, a permission be given: watching never ends
-        by itself.
+        """Remember the error for which nothing is watched, and return it as one that may pass. A namespace may come, a
+        permission be given: watching never ends by itself.
         """
         if not self._told and not self._outage.active:
             self._told = True

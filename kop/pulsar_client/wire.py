@@ -81,7 +81,7 @@ def readdressed(frame: bytes, producer_id: int) -> bytes:
 
 
 def read_command(data: bytes) -> pb.BaseCommand:
-    """Parse a serialized command. PulsarError FrameError."""
+    """Parse a serialized command. PulsarError FrameError if it is malformed."""
     try:
         return pb.BaseCommand.FromString(data)
     except DecodeError as error:

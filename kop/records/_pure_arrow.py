@@ -82,7 +82,7 @@ class RowBuilder:
         return [], pos, done
 
     def finish(self) -> ChunkParts | None:
-        """Return the chunk of the rows that are left, None for none; the next row begins another one."""
+        """Return the chunk of the rows that are left, None if there are none; the next row begins another chunk."""
         if not self._rows:
             return None
         keys, values, offsets, micros, kinds, counts = zip(*self._rows, strict=True)

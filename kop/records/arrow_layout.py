@@ -75,9 +75,7 @@ def items(made: Column) -> list[bytes | None]:
 
 
 def item_of(items: ColumnIn | None, row: int) -> bytes | None:
-    """Return the item in a row of a column. A column that is None is null in each row. INVALID_RECORD if a buffer is
-    too short.
-    """
+    """Return the item in a row of a column; None if the column is None. INVALID_RECORD if a buffer is too short."""
     if items is None or _is_null(items[1], items[0] + row):
         return None
     first, _, places, data = items
@@ -86,7 +84,7 @@ def item_of(items: ColumnIn | None, row: int) -> bytes | None:
 
 
 def headers_in(headers: HeadersIn | None, row: int) -> list[tuple[bytes, bytes | None]]:
-    """Return the headers of a row. INVALID_RECORD as in `item_of`, and if a header or its name is null."""
+    """Return the headers of a row. INVALID_RECORD if a buffer is too short, or a header or its name is null."""
     if headers is None or _is_null(headers[1], headers[0] + row):
         return []
     first, _, places, (first_entry, entries), names, values = headers
@@ -99,7 +97,9 @@ def headers_in(headers: HeadersIn | None, row: int) -> list[tuple[bytes, bytes |
 
 
 def number_of(numbers: NumbersIn | None, row: int, kind: str) -> int | None:
-    """Return the number in a row; `kind` is "i" (int32) or "q" (int64). None and errors as of `item_of`."""
+    """Return the number in a row, None if it is null or the column is None; `kind` is "i" (int32) or "q" (int64).
+    INVALID_RECORD if a buffer is too short.
+    """
     if numbers is None or _is_null(numbers[1], numbers[0] + row):
         return None
     return _unpack(kind, 1, numbers[2], numbers[0] + row)[0]

@@ -44,7 +44,7 @@ def build_marker(
 def read_marker(batch: Buffer) -> EndMarker | None:
     """Return the transaction's end that a control batch stands for; None for another kind of control record.
 
-    PeerError of CORRUPT_MESSAGE if it is malformed.
+    PeerError CORRUPT_MESSAGE if it is malformed.
     """
     header = read_header(batch)
     record = next(iter_records(batch, header, max_bytes=_MOST_BYTES), None)

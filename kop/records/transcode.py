@@ -484,8 +484,12 @@ def _from_raw(
     *,
     in_transaction: bool,
 ) -> bytearray:
-    """Return the Kafka batches in a raw entry. `in_transaction`: it is of a Pulsar transaction, which is committed if
-    anybody reads it.
+    """Return the Kafka batches in a raw entry, one that is made of Kafka batches as their producer sent them. Their
+    offsets start at `base_offset`; `log_append_time`, if given, becomes their timestamp. UndecodableEntryError if they
+    are damaged, or do not have `num_messages` offsets together.
+
+    `max_bytes`: batches that decompress to more keep the largest timestamp of their header. `in_transaction`: the entry
+    belongs to a Pulsar transaction, so its batches may be transactional; in other entries those are refused.
     """
     out = bytearray(body)
     offset = base_offset

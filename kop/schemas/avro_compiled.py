@@ -27,8 +27,8 @@ FORMAT: Final = 1
 
 
 def avro_reader(writer: AvroType, reader: AvroType) -> SchemaReader:
-    """Return the reader of records of one writer's schema into columns of the reader's, the compiled one if it is there
-    and takes these schemas; UnresolvableError if no record of such a schema can be read.
+    """Return the reader of records of the `writer` schema into columns of the `reader` schema: the compiled one if it
+    is there and takes these schemas. UnresolvableError if no record of the writer's schema can be read as the reader's.
     """
     readable = AvroReader(writer, reader)
     native = compiled_module()
@@ -38,7 +38,7 @@ def avro_reader(writer: AvroType, reader: AvroType) -> SchemaReader:
 
 @functools.cache
 def compiled_module() -> Any:
-    """Return the compiled module; None if it was not built, or from other sources."""
+    """Return the compiled module; None if it was not built, or was built from other sources."""
     try:
         native = import_module("kop_schemas")
     except ImportError:
@@ -56,7 +56,7 @@ class CompiledReader:
         self._readable = readable
 
     def decode(self, records: Sequence[bytes], start: int = 0) -> Decoded:
-        """Return as `AvroReader.decode` does."""
+        """Return the column and the errors that `AvroReader.decode` returns."""
         program = self._program
         rows, parts = self._native.decode(records if isinstance(records, list) else list(records), start)
         values = _column(program.kind, program.columns, parts, 0)

@@ -48,7 +48,9 @@ class Program:
 
 
 def program_of(writer: AvroType, reader: AvroType) -> Program | None:
-    """Return the program of a pair of schemas that can be resolved; None if it has none."""
+    """Return the program, the steps for the compiled reader, of a pair of schemas that can be resolved. None if a
+    program cannot do it.
+    """
     kind = arrow_type(reader)
     try:
         making = _Making()
@@ -90,7 +92,9 @@ class _Making:
     # -- steps
 
     def step(self, writer: AvroType, reader: AvroType, into: int, depth: int) -> Step:
-        """Return the step that reads values of the writer's schema into a column; UnresolvableError."""
+        """Return the step that reads values of the writer's schema into the column number `into`. UnresolvableError if
+        the reader's schema has no place for any such value.
+        """
         if depth > DEEPEST:
             raise _NoProgramError
         if writer.kind == "union":
@@ -195,7 +199,7 @@ def _default(column: int, value: Any) -> Step:
 
 
 def _skip(schema: AvroType, depth: int) -> Step:
-    """Return the step that passes over a value."""
+    """Return the step that skips a value."""
     if depth > DEEPEST:
         raise _NoProgramError
     match schema.kind:

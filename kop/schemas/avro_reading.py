@@ -50,8 +50,8 @@ class AvroReader:
         self._read = _resolve(writer, reader, self._into, "")
 
     def decode(self, records: Sequence[bytes], start: int = 0) -> tuple[pa.Array, dict[int, str]]:
-        """Return a column with a row for each record, whose encoding begins at `start`, and what is wrong with those
-        that are null because they are malformed, by row.
+        """Return a column with a row for each record, and by row the errors of malformed records, which are null in it.
+        The encoding of a record begins at `start`.
         """
         read, into = self._read, self._into
         failures: dict[int, str] = {}
@@ -96,7 +96,7 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _span(data: bytes, at: int) -> tuple[int, int]:
-    """Return where bytes with their length before them start and end."""
+    """Return the start and the end of bytes that have their length before them."""
     size = data[at]
     if size < 128 and not size & 1:
         at += 1
@@ -112,8 +112,8 @@ def _span(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _block(data: bytes, at: int, empty: bool) -> tuple[int, int, int | None]:
-    """Return how many items the next block of an array or a map has, where they start, and where they have to end if
-    the block says so.
+    """Return the number of items of the next block of an array or a map, where they start, and where they have to end,
+    if the block says that.
     """
     count, at = _number(data, at)
     end = None
@@ -159,7 +159,7 @@ def _resolve(writer: AvroType, reader: AvroType, into: Builder, path: str) -> Re
 
 
 def matches(writer: AvroType, reader: AvroType) -> bool:
-    """Return true if values of one type may be read as the other, as far as the types themselves show it."""
+    """Return true if values of one type may be read as the other, judged by the types alone without their fields."""
     if writer.kind == reader.kind:
         if writer.kind in ("enum", "fixed"):
             same = _same_name(writer, reader)
@@ -287,8 +287,8 @@ def _record(writer: AvroType, reader: AvroType, into: Builder, path: str) -> Rea
 
 
 def field_sources(writer: AvroType, reader: AvroType, path: str) -> tuple[dict[str, int], list[int]]:
-    """Return which field of the reader's record each of the writer's fields is, by name, and which of the reader's have
-    their defaults; UnresolvableError for one that has none.
+    """Return the field of the reader's record that each of the writer's fields is read into, by name, and the reader's
+    fields that get their defaults. UnresolvableError if a field that the writer does not have has no default.
     """
     written = {field.name for field in writer.fields}
     wanted: dict[str, int] = {}
@@ -455,8 +455,8 @@ def _enum(writer: AvroType, reader: AvroType, into: Leaf, path: str) -> Read:
 
 
 def enum_symbols(writer: AvroType, reader: AvroType, path: str) -> list[str | None]:
-    """Return what each symbol of the writer's enum is in the reader's, None for nothing; UnresolvableError if none is
-    anything.
+    """Return the symbol of the reader's enum for each one of the writer's, None if there is none. UnresolvableError if
+    there is none for any of them.
     """
     known = set(reader.symbols)
     symbols = [symbol if symbol in known else reader.default for symbol in writer.symbols]
@@ -517,7 +517,9 @@ def _decimal(precision: int, scale: int) -> Callable[[bytes], Decimal]:
 
 
 def default_of(field: AvroField, path: str) -> Any:
-    """Return the default of a field as builders take it; UnresolvableError if it does not fit the field's type."""
+    """Return the default of a field in the form that builders take. UnresolvableError if it does not fit the field's
+    type.
+    """
     try:
         return plain_value(field.kind, field.default)
     except (BadRecordError, ValueError, TypeError, AttributeError) as error:
@@ -527,7 +529,7 @@ def default_of(field: AvroField, path: str) -> Any:
 
 
 def plain_value(schema: AvroType, value: Any) -> Any:
-    """Return the value of a default, which JSON has, as builders take it; BadRecordError if it does not fit."""
+    """Return a default, given as JSON, in the form that builders take. BadRecordError if it does not fit the schema."""
     if schema.kind == "union":
         members = schema.members
         for branch in schema.branches:
@@ -573,7 +575,7 @@ def plain_value(schema: AvroType, value: Any) -> Any:
 
 
 def _skip(schema: AvroType, named: dict[str, list[Read]]) -> Read:
-    """Return the function that passes over a value, and checks of it what it has to look at."""
+    """Return the function that skips a value, and checks of it what it has to look at."""
     if schema.name and schema.kind == "record":
         if schema.name in named:
             return _later(named[schema.name])
@@ -615,7 +617,9 @@ def _skip(schema: AvroType, named: dict[str, list[Read]]) -> Read:
 
 
 def _later(held: list[Read]) -> Read:
-    """Return a function that calls another one, which is still being made: that of a record which holds itself."""
+    """Return a function that calls the only one in `held`, which is still being made: that of a record type that
+    contains itself.
+    """
 
     def read(data: bytes, at: int) -> int:
         return held[0](data, at)

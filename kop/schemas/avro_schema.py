@@ -81,7 +81,7 @@ class AvroType:
 
     @property
     def members(self) -> tuple[AvroType, ...]:
-        """The branches of a union but null."""
+        """The branches of a union, without null."""
         return tuple(branch for branch in self.branches if branch.kind != "null")
 
     @property
@@ -91,8 +91,8 @@ class AvroType:
 
 
 def parse(text: str, references: Iterable[str] = ()) -> AvroType:
-    """Return a schema from its JSON; `references` are the schemas whose names it uses, in the order in which they need
-    each other. SchemaError.
+    """Return a schema from its JSON; `references` are the schemas whose names it uses, each behind those that it needs
+    itself. SchemaError if the JSON is no valid schema.
     """
     names: dict[str, AvroType] = {}
     for reference in references:
@@ -209,7 +209,9 @@ class _Parser:
 
 
 def _logical(made: AvroType, schema: dict[str, Any]) -> None:
-    """Take over the logical type of a schema, if it is one that stands on such a type and is well-formed."""
+    """Set the logical type of a schema in `made`, if it is well-formed and allowed for the type below it; else it is
+    ignored.
+    """
     logical = schema.get("logicalType")
     if not isinstance(logical, str) or made.kind not in LOGICAL.get(logical, ()):
         return
@@ -226,10 +228,11 @@ def _logical(made: AvroType, schema: dict[str, Any]) -> None:
 
 
 def arrow_type(schema: AvroType, *, logical: bool = True) -> pa.DataType:
-    """Return the type of a column of such values, all nullable. SchemaError for a record that holds itself.
+    """Return the type of a column of such values, all nullable. SchemaError if a record contains itself.
 
     Null is a text that is always null. A union of more than one type besides null is a struct of `member0`, `member1`
-    and so on, in the order of its branches. Without `logical` logical types are the numbers below them.
+    and so on, in the order of its branches. Without `logical`, values of logical types are the numbers that encode
+    them.
     """
     return _arrow_type(schema, logical, ())
 

@@ -27,8 +27,8 @@ _ROOT: Final = "topLevelRecord"
 
 
 def encoder(schema: AvroType, kind: pa.DataType) -> Callable[[pa.Array], list[bytes | None]]:
-    """Return the function that encodes a column; null is None, unless the schema itself takes null. SchemaError if the
-    schema does not take such columns.
+    """Return the function that encodes a column of type `kind`; null gives None, unless the schema itself has null.
+    SchemaError if the schema does not take such columns.
     """
     if schema.takes_null:
         encode = _nullable(schema, kind, "")
@@ -50,7 +50,9 @@ def _number(value: int) -> bytes:
 
 
 def _nullable(schema: AvroType, kind: pa.DataType, path: str) -> Encode:
-    """Return the encoding of columns that may have nulls."""
+    """Return the function that encodes columns that may have nulls. SchemaError if the schema does not take such
+    columns.
+    """
     if schema.kind == "null":
         return lambda column: [b""] * len(column)
     if not schema.takes_null:
@@ -64,7 +66,7 @@ def _nullable(schema: AvroType, kind: pa.DataType, path: str) -> Encode:
 
 
 def _encode(schema: AvroType, kind: pa.DataType, path: str) -> Encode:
-    """Return the encoding of columns without nulls; SchemaError."""
+    """Return the function that encodes columns without nulls. SchemaError if the schema does not take such columns."""
     if schema.kind == "union":
         return _union(schema, kind, path)
     if schema.kind == "record" and types.is_struct(kind):
@@ -226,8 +228,8 @@ def _decimal(schema: AvroType, path: str) -> Encode:
 
 
 def schema_of(kind: pa.DataType) -> str:
-    """Return the Avro schema of a column's type: every field may be null, and is null by default. SchemaError for a
-    type that Avro has not.
+    """Return the Avro schema of a column's type, in which every field may be null, and is by default. SchemaError if
+    Avro has no such type.
     """
     return json.dumps(_schema_of(kind, _ROOT, ""))
 

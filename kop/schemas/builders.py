@@ -40,7 +40,7 @@ class Leaf:
         self.values.append(None)
 
     def truncate(self, rows: int) -> None:
-        """Take back all rows but the first ones."""
+        """Remove all rows behind the first `rows`."""
         del self.values[rows:]
 
     def finish(self) -> pa.Array:
@@ -63,7 +63,7 @@ class _Runs:
         self._columns = columns
 
     def close(self) -> None:
-        """End a row: the items since the last one are its own."""
+        """End a row: the items that were added since the last row are its content."""
         self.offsets.append(self.count)
         self.nulls.append(False)
 
@@ -73,7 +73,7 @@ class _Runs:
         self.nulls.append(True)
 
     def truncate(self, rows: int) -> None:
-        """Take back all rows but the first ones."""
+        """Remove all rows behind the first `rows`."""
         del self.offsets[rows + 1 :]
         del self.nulls[rows:]
         self.count = self.offsets[-1]
@@ -119,7 +119,9 @@ class Maps(_Runs):
         super().__init__(kind, pa.MapArray, [self.keys, self.items])
 
     def close(self) -> None:
-        """End a map: the entries since the last one are its own. BadRecordError if a key is there twice."""
+        """End a map: the entries that were added since the last one are its content. BadRecordError if a key is there
+        twice.
+        """
         keys = self.keys.values[self.offsets[-1] : self.count] if isinstance(self.keys, Leaf) else []
         if len(set(keys)) < len(keys):
             raise BadRecordError(f"a map has the key {next(key for key in keys if keys.count(key) > 1)!r} twice")
@@ -162,7 +164,7 @@ class Structs:
         self.valid.append(False)
 
     def truncate(self, rows: int) -> None:
-        """Take back all rows but the first ones, also those that only some of the fields have."""
+        """Remove all rows behind the first `rows`, also those that only some of the fields have."""
         del self.valid[rows:]
         for field in self.fields:
             field.truncate(rows)

@@ -36,11 +36,13 @@ class Versions:
         self._readers: dict[int, SchemaReader | str] = {}
 
     def reader(self, version: int) -> SchemaReader | str:
-        """Return the reader of a version, or why its records cannot be read; `learn` was told of the version."""
+        """Return the reader of a version, or the reason why its records cannot be read. `learn` has to be called with
+        the version first.
+        """
         return self._readers.get(version, f"version {version} of its schema is not known")
 
     def learn(self, wanted: Iterable[int]) -> None:
-        """Make the readers of versions that records name; SchemaError if Pulsar does not tell them."""
+        """Make the readers of these versions, which records name. SchemaError if Pulsar does not tell their schemas."""
         new = set(wanted) - self._readers.keys()
         if self._number in new:
             new.remove(self._number)
@@ -69,8 +71,8 @@ class ByVersionReader:
     def __init__(
         self, kind: pa.DataType, unversioned: Callable[[], SchemaReader], versions: Versions | None = None
     ) -> None:
-        """Read into columns of type `kind`. `unversioned` makes the reader of records that name no version; without
-        `versions` all do not.
+        """Make a reader into columns of type `kind`. `unversioned` makes the reader of records that name no version;
+        without `versions` it reads all.
         """
         self._kind = kind
         self._make_unversioned = unversioned
@@ -78,8 +80,8 @@ class ByVersionReader:
         self._versions = versions
 
     def decode(self, records: Sequence[bytes], versions: Sequence[int | None] | None) -> Decoded:
-        """Return a column with a row for each record, and what is wrong with those that are null, by row; `versions`
-        are those that the records name, None for none.
+        """Return a column with a row for each record, and by row the errors of records that are null because they are
+        bad. `versions` are the versions that the records name, None for none.
         """
         if versions is None or self._versions is None:
             return self._without(records)
@@ -112,7 +114,9 @@ class ByVersionReader:
 
 
 def named(versions: pa.Array | None, rows: Sequence[int]) -> list[int | None] | None:
-    """Return the versions that the records of these rows name; None if that is not known of any."""
+    """Return the versions that the records of these rows name; None if `versions` is None or all null, so that no
+    version is known.
+    """
     if versions is None or versions.null_count == len(versions):
         return None
     every = versions.to_pylist()

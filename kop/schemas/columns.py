@@ -94,7 +94,7 @@ class ColumnPlan:
         return f"STRUCT<{self.ddl}>" if self.ddl else in_sql(self.kind)
 
     def of_type(self, kind: pa.DataType) -> ColumnPlan:
-        """Return the plan for a column whose type is known; SchemaError if the schema says another one."""
+        """Return the plan for a column whose type is known. SchemaError if the schema gives another type."""
         if self.ddl:
             in_sql(widened(kind))
             return replace(self, known_kind=widened(kind))
@@ -104,7 +104,7 @@ class ColumnPlan:
 
     @property
     def kind(self) -> pa.DataType:
-        """The type of the column; SchemaError if its schema has none."""
+        """The type of the column. SchemaError if its schema can have none."""
         if self.known_kind is not None:
             return self.known_kind
         match self.format:
@@ -137,7 +137,9 @@ class ColumnPlan:
 
 
 def plan(source: SchemaSource) -> ColumnPlan:
-    """Return how a column is read, asking the registry for what the user left open; SchemaError."""
+    """Return the plan by which a column is read; the registry is asked for what the user left open. SchemaError if
+    there is no usable schema, or the registry does not answer.
+    """
     if source.format == "string":
         made = ColumnPlan("string")
     elif source.text:
@@ -197,7 +199,9 @@ def _part_of_pair(source: SchemaSource, schema: PulsarSchema, part: str) -> Colu
 
 
 def _of_versions(source: SchemaSource, schema: PulsarSchema, made: ColumnPlan) -> ColumnPlan:
-    """Return the plan for records that may name other versions of the schema; a text is one by all of them."""
+    """Return the plan for records that may name other versions of the schema than the one that `made` is of. Texts need
+    no other plan: all versions are read alike.
+    """
     if made.format == "string":
         return made
     own = replace(made.schema, version=schema.version)
@@ -237,7 +241,7 @@ class ColumnReader(Protocol):
 
 
 def reader_of(plan: ColumnPlan) -> ColumnReader:
-    """Return the reader of a plan, for one task; SchemaError."""
+    """Return the reader of a plan, for one task. SchemaError if no record can be read by the plan."""
     if plan.format == "string":
         return TextReader()
     if plan.registry is not None:
@@ -248,7 +252,7 @@ def reader_of(plan: ColumnPlan) -> ColumnReader:
 
 
 def _reader_of_records(plan: ColumnPlan) -> ByVersionReader:
-    """Return the reader of records without anything before them."""
+    """Return the reader of records that have no frame (an id of their schema) in front."""
     own = functools.partial(_reader_of_schema, plan, plan)
     if plan.pulsar is None:
         return ByVersionReader(plan.kind, own)
@@ -275,13 +279,15 @@ def _versions(access: PulsarAccess, topic: str) -> dict[int, PulsarSchema]:
 
 
 def _reader_of_version(plan: ColumnPlan, schema: PulsarSchema) -> SchemaReader:
-    """Return the reader of records of a version of the topic's schema; SchemaError."""
+    """Return the reader of records that a version of the topic's schema wrote. SchemaError if that version is of
+    another kind or format than the column, or if the column cannot be read from it.
+    """
     return _reader_of_schema(_written_by(plan, schema), plan)
 
 
 def _written_by(plan: ColumnPlan, schema: PulsarSchema) -> ColumnPlan:
-    """Return a version of the topic's schema, or of its part that the column has; SchemaError if it is of another
-    kind.
+    """Return the plan of the schema that wrote records: a version of the topic's schema, or its part that the column
+    has. SchemaError if the version is of another kind or format than the column.
     """
     if (schema.kind == KEY_VALUE) != bool(plan.part):
         raise SchemaError(f"it is {schema.kind}")
@@ -296,7 +302,9 @@ def _written_by(plan: ColumnPlan, schema: PulsarSchema) -> ColumnPlan:
 
 
 def _of_any_version(plan: ColumnPlan, fetch: Callable[[], dict[int, PulsarSchema]]) -> SchemaReader:
-    """Return the reader of Avro's records that do not name their version."""
+    """Return the reader of Avro records that do not name their version: it tries all versions, which `fetch`
+    returns.
+    """
 
     def avro() -> dict[int, avro_schema.AvroType]:
         made = {}
@@ -429,7 +437,9 @@ class FramedReader:
         return in_order(self._kind, len(column), decoded), failures
 
     def _reader(self, schema_id: int, indexes: tuple[int, ...]) -> SchemaReader | str:
-        """Return the reader of a schema, or why none of its records can be read."""
+        """Return the reader of the schema with this id, or the reason why none of its records can be read. `indexes`
+        name the message in a Protobuf schema.
+        """
         key = schema_id, indexes
         if key not in self._readers:
             try:

@@ -61,7 +61,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """Redirects are errors: one to another host would take the password along."""
 
     def redirect_request(self, *request: Any) -> None:
-        """Return None, which makes the answer an error."""
+        """Return None, so that a redirect is an error."""
 
 
 class ConfluentRegistry:
@@ -82,7 +82,9 @@ class ConfluentRegistry:
         self._by_version: dict[tuple[str, int], Schema] = {}
 
     def by_id(self, schema_id: int) -> Schema:
-        """Return the schema of an id; UnknownSchemaError if there is none, SchemaError if the registry does not say."""
+        """Return the schema of an id. UnknownSchemaError if there is none; SchemaError if the registry cannot be
+        asked.
+        """
         if schema_id not in self._by_id:
             answer = self._ask("GET", f"schemas/ids/{schema_id}")
             if _is_protobuf(answer):
@@ -91,7 +93,9 @@ class ConfluentRegistry:
         return self._by_id[schema_id]
 
     def of_subject(self, subject: str, version: int | None = None) -> Schema:
-        """Return a version of a subject, the latest if none is named; errors as of `by_id`."""
+        """Return a version of a subject, the latest if none is named. UnknownSchemaError if there is none; SchemaError
+        if the registry cannot be asked.
+        """
         if version is not None and (subject, version) in self._by_version:
             return self._by_version[subject, version]
         path = f"subjects/{quote(subject, safe='')}/versions/{'latest' if version is None else version}"
@@ -103,21 +107,23 @@ class ConfluentRegistry:
         return schema
 
     def versions(self, subject: str) -> list[int]:
-        """Return the versions that a subject has; errors as of `by_id`."""
+        """Return the versions that a subject has. UnknownSchemaError if there is no such subject; SchemaError if the
+        registry cannot be asked.
+        """
         versions: list[int] = self._ask("GET", f"subjects/{quote(subject, safe='')}/versions")
         return versions
 
     def register(self, subject: str, schema: Schema) -> int:
-        """Register a schema under a subject, or find it there, and return its id; SchemaError with the registry's own
-        words if it refuses.
+        """Register a schema under a subject, unless it is there already, and return its id. SchemaError, with the
+        registry's words, if the registry refuses that.
         """
         answer = self._ask("POST", f"subjects/{quote(subject, safe='')}/versions", _body(schema))
         schema_id: int = answer["id"]
         return schema_id
 
     def find(self, subject: str, schema: Schema) -> int:
-        """Return the id of a schema that a subject has; UnknownSchemaError if it has not, and other errors as of
-        `by_id`.
+        """Return the id of a schema that is registered under a subject. UnknownSchemaError if it is not; SchemaError if
+        the registry cannot be asked.
         """
         answer = self._ask("POST", f"subjects/{quote(subject, safe='')}", _body(schema))
         schema_id: int = answer["id"]

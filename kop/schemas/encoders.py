@@ -29,14 +29,14 @@ def with_nulls(encode: Encode, column: pa.Array) -> list[bytes | None]:
 
 
 def without_nulls(column: pa.Array, path: str) -> pa.Array:
-    """Return the column; BadRecordError if it has a null."""
+    """Return the column itself. BadRecordError if it has a null."""
     if column.null_count:
         raise BadRecordError(f"{path or 'a row'} is null, which its schema does not take")
     return column
 
 
 def grouped(column: pa.Array, items: list[Any]) -> list[list[Any]]:
-    """Return the items of each list of a column of lists or maps, out of those of all lists one after the other."""
+    """Return the items of each list or map of a column; `items` are those of all of them, one after the other."""
     made, at = [], 0
     for size in column.value_lengths().to_pylist() if types.is_list(column.type) else _lengths(column):
         made.append(items[at : at + size])
@@ -61,7 +61,7 @@ def below(path: str, name: str) -> str:
 
 
 def numbers(column: pa.Array) -> list[int]:
-    """Return days or microseconds of a column of times as numbers."""
+    """Return the values of a column of dates or times as numbers of days or microseconds."""
     plain = pa.int32() if types.is_date(column.type) else pa.int64()
     values: list[int] = column.cast(plain).to_pylist()
     return values

@@ -23,8 +23,8 @@ _FORMATS: Final = {"date-time": UTC, "date": pa.date32()}
 
 
 def arrow_type(text: str, references: Mapping[str, str] | None = None) -> pa.DataType:
-    """Return the type that a JSON Schema means, all of it nullable; `references` are others by the names that `$ref`
-    has. SchemaError.
+    """Return the type of the values that a JSON Schema describes, all of it nullable; `references` are other schemas by
+    the names that `$ref` has. SchemaError if it is malformed, or describes what a column cannot have.
     """
     documents = {name: _loaded(other) for name, other in (references or {}).items()}
     root = _loaded(text)

@@ -60,8 +60,8 @@ class JsonReader:
         )
 
     def decode(self, records: Sequence[bytes], start: int = 0) -> tuple[pa.Array, dict[int, str]]:
-        """Return a column with a row for each text, which begins at `start`, and what is wrong with those that are null
-        because they are bad, by row. An empty and a blank text are null.
+        """Return a column with a row for each text, and by row the errors of texts that are null because they are bad.
+        A text begins at `start` of its record; an empty or blank one is null without an error.
         """
         texts = (
             [record[start:].strip(b" \t\r\n") for record in records]
@@ -72,7 +72,7 @@ class JsonReader:
         return (column, {}) if column is not None else self._each(texts)
 
     def _at_once(self, texts: list[bytes]) -> pa.Array | None:
-        """Return the column if pyarrow reads all texts, and each is surely one object; None if that is not sure.
+        """Return the column if pyarrow can read all texts, and each is surely exactly one object; else None.
 
         Each text that is not empty begins with a brace and ends with one. Between two of these a text cannot go on, so
         every text is at least one object, and if there are as many objects as texts it is exactly one.
@@ -162,9 +162,7 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 
 def _as_texts(kind: pa.DataType) -> pa.DataType:
-    """Return the type with texts in the place of times, which pyarrow reads from JSON in more forms than are times
-    here.
-    """
+    """Return the type with texts in place of times: pyarrow takes more forms for times than are allowed here."""
     if types.is_struct(kind):
         return pa.struct([(field.name, _as_texts(field.type)) for field in kind])
     if types.is_list(kind):
@@ -173,7 +171,7 @@ def _as_texts(kind: pa.DataType) -> pa.DataType:
 
 
 def _with_times(column: pa.Array, kind: pa.DataType) -> pa.Array | None:
-    """Return a column that has texts in the place of times as one of its type; None if a text is not surely a time as
+    """Return a column of type `kind` from one that has texts in place of times. None if a text is not surely a time as
     `_conversion` reads it.
     """
     if column.type.equals(kind):
@@ -368,7 +366,7 @@ def _text(value: Any) -> str:
 
 
 def _written(value: Any) -> Any:
-    """Return a value of JSON with its numbers as numbers again."""
+    """Return a JSON value in which numbers that were kept as text are numbers again."""
     if isinstance(value, _WrittenNumber):
         return float(value)
     if isinstance(value, list):

@@ -24,7 +24,9 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def encoder(kind: pa.DataType) -> Callable[[pa.Array], list[bytes | None]]:
-    """Return the function that writes a column as texts, None for null; SchemaError for a type that JSON has not."""
+    """Return the function that writes a column as JSON texts, None for null. SchemaError if JSON has no form for the
+    type.
+    """
     inner = _encode(kind, "")
     return lambda column: with_nulls(inner, column)
 

@@ -32,8 +32,8 @@ def present(column: pa.Array) -> tuple[list[int], list[bytes]]:
 
 
 def in_order(kind: pa.DataType, count: int, parts: Sequence[tuple[list[int], pa.Array]]) -> pa.Array:
-    """Return one column of `count` rows out of parts, each with the rows to which its values belong; the others are
-    null.
+    """Return one column of `count` rows, put together from parts: each has the rows that its values go to. Rows without
+    a value are null.
     """
     if len(parts) == 1 and len(parts[0][0]) == count:
         return parts[0][1]

@@ -91,8 +91,8 @@ class PrimitiveReader:
         self._into = builder(self.kind)
 
     def decode(self, records: Sequence[bytes], start: int = 0) -> tuple[pa.Array, dict[int, str]]:
-        """Return a column with a row for each record, and what is wrong with those that are null because they are
-        malformed, by row.
+        """Return a column with a row for each record, and by row the errors of malformed records, which are null in
+        it.
         """
         into, convert = self._into, self._convert
         assert isinstance(into, Leaf)
@@ -113,7 +113,9 @@ class PrimitiveReader:
 
 
 def split_pair(data: bytes) -> tuple[bytes | None, bytes | None]:
-    """Return the key and the value of a pair of Pulsar that is one message (INLINE); BadRecordError."""
+    """Return the key and the value of a key-value pair that Pulsar keeps in one message (INLINE). BadRecordError if the
+    message is no such pair.
+    """
     parts: list[bytes | None] = []
     at = 0
     for _ in range(2):

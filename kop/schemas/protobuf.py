@@ -104,8 +104,8 @@ class ProtobufSchema:
     """A file with messages, and those that it imports."""
 
     def __init__(self, text: str, references: Sequence[tuple[str, str]] = ()) -> None:
-        """`text` and those of the references are descriptors of files in base64; the first may be a set of them, whose
-        last one it is then. SchemaError.
+        """`text`, and the texts of `references`, are file descriptors in base64. `text` may be a set of them: the
+        schema is then its last file. SchemaError if they are no descriptors, or do not fit together.
         """
         files = {}
         for name, reference in references:
@@ -137,7 +137,9 @@ class ProtobufSchema:
         self._added.add(name)
 
     def message(self, name: str = "") -> Descriptor:
-        """Return a message by its full name, or the first of the file; SchemaError."""
+        """Return a message type by its full name, the first of the file if none is given. SchemaError if there is
+        none.
+        """
         if name:
             try:
                 return self._pool.FindMessageTypeByName(name)
@@ -149,7 +151,9 @@ class ProtobufSchema:
         return first
 
     def at(self, indexes: Sequence[int]) -> Descriptor:
-        """Return the message that a record's indexes name: of the file, then within that message; BadRecordError."""
+        """Return the message type that a record's indexes name: one in the file, then in turn within that.
+        BadRecordError if there is none.
+        """
         messages = list(self._file.message_types_by_name.values())
         made = None
         for index in indexes:
@@ -196,7 +200,9 @@ def _files(text: str) -> list[descriptor_pb2.FileDescriptorProto]:
 
 
 def native_schema(text: str) -> tuple[str, str]:
-    """Return the descriptor set and the message of what Pulsar keeps for its schema PROTOBUF_NATIVE; SchemaError."""
+    """Return the descriptor set and the name of the message from the text that Pulsar keeps for a schema
+    PROTOBUF_NATIVE. SchemaError if it has another form.
+    """
     try:
         kept = json.loads(text)
         return kept["fileDescriptorSet"], kept["rootMessageTypeName"]
@@ -208,7 +214,7 @@ def native_schema(text: str) -> tuple[str, str]:
 
 
 def arrow_type(message: Descriptor) -> pa.DataType:
-    """Return the type of a column of messages; SchemaError for one that holds itself."""
+    """Return the type of a column of messages. SchemaError if a message contains itself."""
     return _message_type(message, ())
 
 
@@ -265,8 +271,8 @@ class ProtobufReader:
         self._add = _adder(reader, self._into)
 
     def decode(self, records: Sequence[bytes], start: int = 0) -> tuple[pa.Array, dict[int, str]]:
-        """Return a column with a row for each record, whose encoding begins at `start`, and what is wrong with those
-        that are null because they are malformed, by row.
+        """Return a column with a row for each record, and by row the errors of malformed records, which are null in it.
+        The encoding of a record begins at `start`.
         """
         failures: dict[int, str] = {}
         parse, add, into = self._class.FromString, self._add, self._into
@@ -292,7 +298,9 @@ class ProtobufReader:
 
 
 def read_indexes(data: bytes, at: int) -> tuple[tuple[int, ...], int]:
-    """Return the message indexes that begin at a position of a record, and the position behind; BadRecordError."""
+    """Return the message indexes that begin at a position of a record, and the position behind them. BadRecordError if
+    they are malformed.
+    """
     try:
         count, at = _zigzag(data, at)
         if count == 0:
@@ -309,7 +317,7 @@ def read_indexes(data: bytes, at: int) -> tuple[tuple[int, ...], int]:
 
 
 def write_indexes(indexes: Sequence[int]) -> bytes:
-    """Return message indexes as they stand before a record."""
+    """Return message indexes in the form that they have in front of a record."""
     if list(indexes) == [0]:
         return b"\0"
     return b"".join(_as_zigzag(number) for number in (len(indexes), *indexes))
@@ -338,7 +346,7 @@ def _as_zigzag(number: int) -> bytes:
 
 
 def _compare(writer: Descriptor, reader: Descriptor, path: str, seen: set[str]) -> None:
-    """Raise UnresolvableError if a field of the writer cannot be read as the reader's of the same number."""
+    """Raise UnresolvableError if a field of the writer cannot be read as the reader's field with the same number."""
     if writer.full_name in seen:
         return
     seen.add(writer.full_name)

@@ -45,7 +45,7 @@ def encoder(message: Descriptor, kind: pa.DataType) -> Callable[[pa.Array], list
 
 
 def _compare(wanted: pa.DataType, given: pa.DataType, path: str) -> None:
-    """Raise SchemaError if a column has a field that the message has not, or one of another type."""
+    """Raise SchemaError if a column has a field that the message does not have, or has with another type."""
     if types.is_struct(wanted) and types.is_struct(given):
         known = {field.name: field.type for field in wanted}
         for field in given:
@@ -69,7 +69,7 @@ def _narrower(given: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _without_times(column: pa.Array) -> pa.Array:
-    """Return a column whose times are microseconds, for Python has not all of them."""
+    """Return a column with times as numbers of microseconds, since Python's types cannot hold all times."""
     return column.cast(_plain(column.type))
 
 

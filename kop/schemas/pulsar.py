@@ -45,7 +45,9 @@ class PulsarSchema:
         return self.properties.get("kv.encoding.type", "INLINE").upper() == "SEPARATED"
 
     def part(self, which: str) -> PulsarSchema:
-        """Return the schema of the `key` or the `value` of a pair; SchemaError."""
+        """Return the schema of the `key` or the `value` (`which`) of a key-value schema. SchemaError if it is
+        malformed.
+        """
         try:
             parts = json.loads(self.text)
         except ValueError:
@@ -59,14 +61,14 @@ class PulsarSchema:
 
 def topic_schema(access: PulsarAccess, topic: str, version: int | None = None) -> PulsarSchema:
     """Return a version of the schema of a topic, `persistent://TENANT/NAMESPACE/TOPIC`, the latest if none is named.
-    SchemaError.
+    SchemaError if there is none, or Pulsar does not tell it.
     """
     which = "no schema" if version is None else f"no version {version} of a schema"
     return _asked(access, lambda client: client.schema(topic, version), _schema, f"Pulsar has {which} for {topic}")
 
 
 def topic_schemas(access: PulsarAccess, topic: str) -> list[PulsarSchema]:
-    """Return all versions of the schema of a topic; SchemaError."""
+    """Return all versions of the schema of a topic. SchemaError if there are none, or Pulsar does not tell them."""
     return _asked(
         access,
         lambda client: client.schemas(topic),

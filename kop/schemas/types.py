@@ -30,7 +30,7 @@ _NAMES: Final = {
 
 
 def in_sql(kind: pa.DataType) -> str:
-    """Return a type in Spark's words, as a column's declaration has it; SchemaError for one that Spark has not."""
+    """Return a type in Spark's words, as a column's declaration has it. SchemaError if Spark has no such type."""
     if types.is_struct(kind):
         return f"STRUCT<{', '.join(f'{quoted(field.name)}: {in_sql(field.type)}' for field in kind)}>"
     if types.is_map(kind):
@@ -45,14 +45,14 @@ def in_sql(kind: pa.DataType) -> str:
 
 
 def quoted(name: str) -> str:
-    """Return a name as SQL takes it, whatever is in it."""
+    """Return a name quoted for SQL, whatever characters it has."""
     escaped = name.replace("`", "``")
     return f"`{escaped}`"
 
 
 def widened(kind: pa.DataType) -> pa.DataType:
-    """Return a type as Spark's Arrow has it in the form that the types of schemas have: everything in it nullable, an
-    array's items named `element`.
+    """Return a type in the form that types of schemas have, with everything in it nullable and an array's items named
+    `element`; Spark's own differ in that.
     """
     if types.is_struct(kind):
         return pa.struct([(field.name, widened(field.type)) for field in kind])

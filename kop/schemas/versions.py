@@ -35,8 +35,8 @@ class _Version:
             self._reason = str(error)
 
     def decode(self, records: Sequence[bytes], nothing: pa.DataType) -> tuple[pa.Array, dict[int, str], dict[int, str]]:
-        """Return the rows, what is wrong with records that are not of this version, and why records that are of it
-        cannot be rows.
+        """Return the rows, the errors of records that are not of this version, and the errors of records that are of it
+        but cannot be rows; the errors are by row.
         """
         if self._into is None:
             _, wrong = self._own.decode(records)
@@ -62,7 +62,9 @@ class VersionsReader:
         return {number: _Version(schema, self._reader) for number, schema in versions.items()}
 
     def decode(self, records: Sequence[bytes], start: int = 0) -> tuple[pa.Array, dict[int, str]]:
-        """Return a column with a row for each record, and what is wrong with those that are null, by row."""
+        """Return a column with a row for each record, and by row the errors of records that are null because they are
+        bad.
+        """
         if start:
             records = [record[start:] for record in records]
         values, failures, strange = self._by_each(records)
@@ -74,7 +76,7 @@ class VersionsReader:
         return values, failures
 
     def _by_each(self, records: Sequence[bytes]) -> tuple[pa.Array, dict[int, str], bool]:
-        """Return as `decode` does, and true if a record fits no version."""
+        """Return what `decode` returns, and true if a record fits no version."""
         decoded = {number: version.decode(records, self._kind) for number, version in self._versions.items()}
         failures: dict[int, str] = {}
         places: list[int | None] = []

@@ -36,8 +36,9 @@ class WritePlan:
 
 
 def plan_writing(source: SchemaSource, kind: pa.DataType, *, register: bool) -> WritePlan:
-    """Return how a column of a type is written. With `register` its schema is registered if the subject has not got it:
-    that of the source, or the one that the type is by itself. SchemaError, with the registry's words if it refuses.
+    """Return how a column of a type is written. With `register` its schema is registered under the subject, unless it
+    is there: the schema that the source has, or one made from the type. SchemaError if there is no fitting schema, or
+    the registry refuses or does not answer.
     """
     if source.format == "string" or (source.format == "json" and not source.text and source.registry is None):
         made = WritePlan(source.format, kind, Schema())
@@ -84,8 +85,9 @@ def _schema_of(format_: str, kind: pa.DataType) -> str:
 
 @functools.lru_cache(32)
 def writer_of(plan: WritePlan) -> Callable[[pa.Array], pa.Array]:
-    """Return the function that encodes a column of the plan's type as bytes; null stays null. BadRecordError for a
-    value that the schema does not take. SchemaError if it does not take such columns at all.
+    """Return the function that encodes a column of the plan's type as bytes; null stays null. That function raises
+    BadRecordError for a value that the schema does not take. SchemaError if the schema does not take such columns at
+    all.
     """
     if plan.format == "string":
         if not pa.types.is_string(plan.kind):

@@ -66,7 +66,9 @@ class AclFilter(NamedTuple):
 
 
 def stored(acl: Acl, space: Space) -> Acl:
-    """Return the ACL as it is kept that a client of the space makes: one for all names is one for all of the space."""
+    """Return the ACL that is kept for one that a client of the space makes: in it, all names are only all names of the
+    space.
+    """
     if space.is_home:
         return acl
     if acl.pattern is PatternType.LITERAL and acl.name == WILDCARD:
@@ -75,7 +77,7 @@ def stored(acl: Acl, space: Space) -> Acl:
 
 
 def seen(acl: Acl, space: Space) -> Acl | None:
-    """Return an ACL that is kept as clients of the space see it; None if it is not of their making."""
+    """Return a kept ACL as clients of the space see it; None if it does not belong to the space."""
     if space.is_home:
         return acl
     name = space.outward(acl.name)
@@ -148,7 +150,7 @@ class Acls:
                 del lengths[len(acl.name)]
 
     def replace(self, acls: Iterable[Acl]) -> None:
-        """Let these be all ACLs."""
+        """Make these the only ACLs; those that exist already stay as they are."""
         wanted = set(acls)
         for acl in self._all - wanted:
             self.remove(acl)
@@ -175,7 +177,9 @@ class Acls:
         return (acl for by_principal in places for acls in by_principal.values() for acl in acls)
 
     def of(self, resource: ResourceType, name: str) -> Iterator[ByPrincipal]:
-        """Yield the ACLs that apply to the resource of that name: those of each pattern by their principals."""
+        """Yield the ACLs that apply to the resource of that name: for each pattern that matches, those of each
+        principal.
+        """
         kind = int(resource)
         if (exact := self._literal.get((kind, name))) is not None:
             yield exact

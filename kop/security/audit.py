@@ -60,7 +60,7 @@ class AuditLines:
     """The target of the audit lines of a process: a file of their own, or the log of all else."""
 
     def __init__(self, file: str) -> None:
-        """`file`: its path; empty: the log. ConfigError if it cannot be opened."""
+        """`file`: the path of the file to write; empty: the lines go to the log. ConfigError if it cannot be opened."""
         # A logger that is not among those that clients may alter: nobody turns it off from outside.
         self._logger = logging.Logger(_NAME, logging.INFO)
         self._handler: _AuditFile | None = None
@@ -104,7 +104,7 @@ class _AuditFile(WatchedFileHandler):
             self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Count a line that could not be written, and log that now and then, with the line itself."""
+        """Count a line that could not be written. Now and then such a line is logged."""
         self.lost += 1
         if self._repeats.say("", clock.monotonic()) is not None:
             reason = sys.exc_info()[1]
@@ -115,7 +115,7 @@ class Audit:
     """The audit of one broker. Used in the thread of its event loop."""
 
     def __init__(self, lines: AuditLines, broker: int, *, tells_allowed: bool = False) -> None:
-        """`lines` are where it goes; `tells_allowed`: what was allowed gets lines, too."""
+        """`lines` takes the lines; `tells_allowed`: operations that were allowed get lines, too."""
         self._lines = lines
         self._broker = broker
         self.tells_allowed = tells_allowed
@@ -143,15 +143,15 @@ class Audit:
         name: str | None,
         rule: Callable[[], str],
     ) -> None:
-        """Tell that a client may, or may not, do an operation on a resource; `rule` is asked only if the line is
-        written. A `name` of None: some resource of the type.
+        """Write a line that a client may, or may not, do an operation on a resource; `rule` is called only if the line
+        is written. A `name` of None: some resource of the type.
         """
         event = Event.ALLOWED if allowed else Event.DENIED
         if self._has_room(event):
             self._tell(event, peer, operation, resource, name, rule=rule())
 
     def denied(self, peer: Peer, operation: str, resource: str, name: str, rule: str) -> None:
-        """Tell that a client may not do an operation, by a rule that is no authorizer's."""
+        """Write a line that a client may not do an operation, by a rule that is none of an authorizer."""
         if self._has_room(Event.DENIED):
             self._tell(Event.DENIED, peer, operation, resource, name, rule=rule)
 
@@ -164,8 +164,8 @@ class Audit:
         details: Mapping[str, object],
         failure: KopError | None = None,
     ) -> None:
-        """Tell that a client has changed a resource; `details` are values for JSON, and no secrets. After a `failure`
-        it is not known if the change was made.
+        """Write a line that a client has changed a resource; `details` are values for JSON, and no secrets. After a
+        `failure` it is not known if the change was made.
         """
         if self._has_room(Event.CHANGED):
             more = {} if failure is None else {"failure": failure.code.name}
@@ -174,9 +174,9 @@ class Audit:
     def login_failed(
         self, peer: Peer, listener: str, mechanism: str, claimed: str | None, reason: str, *, again: bool = False
     ) -> None:
-        """Tell that a login has failed; `claimed`: who the client said that it is, None if it did not get so far.
+        """Write a line that a login has failed. `claimed`: the name that the client gave, None if it gave none.
 
-        `again`: it had logged in before, as the principal of `peer`, and wanted to go on.
+        `again`: the client had logged in before, as the principal of `peer`, and wanted to renew that.
         """
         if self._has_room(Event.LOGIN_FAILED):
             operation = "LOG_IN_AGAIN" if again else "LOG_IN"
@@ -184,7 +184,7 @@ class Audit:
             self._tell(Event.LOGIN_FAILED, peer, operation, "USER", claimed, **about)
 
     def close(self) -> None:
-        """Tell what is left out so far, and close the file."""
+        """Write how many lines were left out so far, and close the file."""
         if self._telling is not None:
             self._telling.cancel()
             self._tell_left_out()
@@ -242,7 +242,7 @@ class Audit:
 
 
 def _short(value: object) -> object:
-    """Return a value whose texts and lists are not longer than a line may show."""
+    """Return a value whose texts and lists are cut to what a line may show."""
     if isinstance(value, str):
         return value if len(value) <= LONGEST_TEXT else f"{value[:LONGEST_TEXT]}... ({len(value)} characters)"
     if isinstance(value, Mapping):

@@ -36,9 +36,11 @@ class AclAuthorizer:
     def __init__(
         self, acls: Acls, super_users: Collection[str], allow_if_no_acl: bool, *, has_tenants: bool = False
     ) -> None:
-        """`super_users`: principals that may do everything. `allow_if_no_acl`: what no ACL is about is allowed.
-        `has_tenants`: what is allowed in a namespace is so by ACLs that name it; one for all names, or for some short
-        beginning, does not reach into those of tenants.
+        """`super_users`: principals that may do everything. `allow_if_no_acl`: an operation on a resource that no ACL
+        applies to is allowed.
+
+        `has_tenants`: in a tenant's namespace only ACLs that name the namespace allow something; one for all names, or
+        for a short prefix, does not count there.
         """
         self._acls = acls
         self._has_tenants = has_tenants
@@ -90,8 +92,8 @@ class AclAuthorizer:
         )
 
     async def enter(self, principal: str, space: Space, *, proven: bool) -> str:
-        """Return why the principal cannot be of a space; empty if it can: if that is `proven`, or if some ACL allows it
-        something there.
+        """Return why the principal cannot belong to a space; empty if it can. It can if that is `proven`, or if some
+        ACL allows it something there.
         """
         if proven or any(
             acl.permission is Permission.ALLOW
@@ -116,7 +118,7 @@ class AclAuthorizer:
     def _decide(
         self, principal: str, host: str, operation: AclOperation, resource: ResourceType, name: str
     ) -> tuple[bool, Acl | None]:
-        """Return the decision, and the ACL by which it is made; None if there is none."""
+        """Return the decision, and the ACL that it follows from; None if it follows from none."""
         namespace = prefix_of(name) if self._has_tenants else ""
         nothing_applies, allowing = not namespace, None
         by_allow = ALLOWED_BY[operation]
@@ -134,8 +136,8 @@ class AclAuthorizer:
         return allowing is not None or (nothing_applies and self._allow_if_no_acl), allowing
 
     def _decide_any(self, principal: str, host: str, operation: AclOperation, resource: ResourceType) -> bool:
-        """Decide as the default of Kafka's `Authorizer.authorizeByResourceType`: what an ALLOW implies does not count,
-        and of a DENY only one that covers all that some ALLOW is about.
+        """Return the decision of Kafka's default `Authorizer.authorizeByResourceType`: operations that an ALLOW implies
+        do not count, and a DENY counts only if it covers all that some ALLOW applies to.
         """
         if self._decide(principal, host, operation, resource, "hardcode")[0]:
             return True  # Kafka asks for a topic of this name first

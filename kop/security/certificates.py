@@ -55,7 +55,7 @@ class Certificate:
 
 
 def of_der(der: bytes) -> Certificate:
-    """Read a certificate. ValueError if it is none."""
+    """Read a certificate in DER. ValueError if the bytes are no certificate."""
     try:
         return _of_der(der)
     except IndexError:
@@ -63,7 +63,7 @@ def of_der(der: bytes) -> Certificate:
 
 
 def of_pem(text: str) -> list[Certificate]:
-    """Read each certificate of a text, in their order. ValueError if a part of it is none."""
+    """Read the certificates of a text in PEM, in their order. ValueError if one of its parts is no certificate."""
     return [of_der(ssl.PEM_cert_to_DER_cert(block)) for block in _BLOCK.findall(text)]
 
 

@@ -37,15 +37,15 @@ class DelegationToken:
     """The time at which the token ends, however often it is renewed, in milliseconds since the epoch."""
 
     def has_expired(self, now_ms: int) -> bool:
-        """Return true if the token is worth nothing any more."""
+        """Return true if the token is not valid any more."""
         return min(self.expires_ms, self.ends_ms) < now_ms
 
     def is_of(self, principal: str) -> bool:
-        """Return true if the principal may see the token without a right to it."""
+        """Return true if the principal may see the token without an ACL for it."""
         return principal in {self.owner, self.requester, *self.renewers}
 
     def is_changed_by(self, principal: str) -> bool:
-        """Return true if the principal may renew and end the token."""
+        """Return true if the principal may renew and expire the token."""
         return principal == self.owner or principal in self.renewers
 
 
@@ -71,7 +71,7 @@ class DelegationTokens:
         self._listeners.append(callback)
 
     def put(self, token_id: str, token: DelegationToken | None) -> None:
-        """Set a token, or with None remove it. What is so already changes nothing."""
+        """Set a token, or remove it if `token` is None. Nothing is done if it is so already."""
         if self._tokens.get(token_id) == token:
             return
         if token is None:
@@ -82,7 +82,7 @@ class DelegationTokens:
             callback(token_id)
 
     def replace(self, tokens: Mapping[str, DelegationToken]) -> None:
-        """Let these be all tokens."""
+        """Make these the only tokens; those that exist already stay as they are."""
         for token_id in self._tokens.keys() - tokens.keys():
             self.put(token_id, None)
         for token_id, token in tokens.items():
@@ -93,8 +93,8 @@ class TokenIssuer:
     """Makes tokens, changes them for those who may, and knows their passwords."""
 
     def __init__(self, tokens: DelegationTokens, secret: str, longest_ms: int, renewal_ms: int) -> None:
-        """`secret` is the same on all brokers; empty: there are no tokens. A token lives for `longest_ms` at most, and
-        for `renewal_ms` from one renewal to the next.
+        """`secret` is the same on all brokers; if it is empty there are no tokens. A token lives for `longest_ms` at
+        most, and for `renewal_ms` after each renewal.
         """
         self._tokens = tokens
         self._secret = secret.encode()
@@ -140,8 +140,8 @@ class TokenIssuer:
         return DelegationToken(token_id, owner, requester, tuple(dict.fromkeys(renewers)), now_ms, expires, ends)
 
     def renewed(self, secret: bytes, principal: str, period_ms: int, now_ms: int) -> DelegationToken:
-        """Return the token of that HMAC as it is if the principal renews it; a period of 0 or less is the longest that
-        there is. PeerError if it may not be renewed.
+        """Return the token of that HMAC as it is after a renewal by the principal; a period of 0 or less is the longest
+        possible. PeerError if there is no such token, or the principal may not renew it.
         """
         token = self._of(secret)
         if token.has_expired(now_ms):
@@ -151,8 +151,9 @@ class TokenIssuer:
         return replace(token, expires_ms=min(token.ends_ms, _sum(now_ms, period)))
 
     def ended(self, secret: bytes, principal: str, period_ms: int, now_ms: int) -> tuple[str, DelegationToken | None]:
-        """Return the id of the token of that HMAC, and the token as it is if the principal lets it end after a period;
-        None for one below 0: at once. PeerError if it may not do so.
+        """Return the id of the token of that HMAC, and the token with its new end after `period_ms`; None for the token
+        if the period is below 0, so that it ends at once. PeerError if there is no such token, or the principal may not
+        end it.
         """
         token = self._of(secret)
         _check_owner(token, principal)

@@ -40,7 +40,9 @@ class BrokerLogin:
 
 
 def broker_login(mechanism: str, jaas: str) -> BrokerLogin:
-    """Read Kafka's line for a login module. ConfigError if it has no user and password, or for another mechanism."""
+    """Return the login in a JAAS line as Kafka has it. ConfigError if the line has no user and password, or is for
+    another mechanism.
+    """
     module = _MODULES.get(mechanism)
     if module is None:
         raise ConfigError([f"sasl.mechanism.inter.broker.protocol is {mechanism}; there are {', '.join(_MODULES)}"])
@@ -66,7 +68,9 @@ class Dialer:
         self._nonce = nonce
 
     async def connect(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Return a connection that is not logged in: on it ApiVersions alone is answered. OSError if it fails."""
+        """Return a connection that is not logged in, on which only ApiVersions is answered. OSError if the other side
+        cannot be reached.
+        """
         if self.tls is None:
             return await asyncio.open_connection(host, port)
         self.tls.look()
@@ -116,7 +120,7 @@ async def _authenticated(reader: asyncio.StreamReader, writer: asyncio.StreamWri
 
 
 async def _asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, api: int, body: bytes) -> bytes:
-    """Return the answer to a request of version 1, behind its correlation id."""
+    """Send a request of version 1, and return the body of its answer."""
     writer.write(_HEADER.pack(_HEADER.size - 4 + len(body), api, 1, 0, -1) + body)
     size = int.from_bytes(await reader.readexactly(4), "big")
     if not 6 <= size <= _LARGEST_ANSWER:

@@ -45,7 +45,9 @@ class GrantsAuthorizer:
     """Decides by the grants that are known at that moment: an `access.Authorizer`."""
 
     def __init__(self, grants: Grants, super_users: Collection[str], is_internal: Callable[[str], bool]) -> None:
-        """`super_users`: principals that may do everything. `is_internal`: a topic is the gateway's own, and theirs."""
+        """`super_users`: principals that may do everything. `is_internal` tells if a topic is the gateway's own: only
+        super users may use those.
+        """
         self._grants = grants
         self._super_users = frozenset(super_users)
         self._is_internal = is_internal
@@ -80,10 +82,8 @@ class GrantsAuthorizer:
         return allowed
 
     def allows_any(self, principal: str, host: str, operation: AclOperation, resource: ResourceType) -> bool:
-        """Return true: there may be a grant in a namespace that no request has named.
-
-        What is asked so is if a client may have a producer id, by which nothing is allowed. BackendError if grants are
-        not known.
+        """Return true: there may be a grant in a namespace that no request has named. This is asked only for producer
+        ids, which allow nothing by themselves. BackendError if the grants are not known.
         """
         self.check_known(principal)
         return True
@@ -103,15 +103,15 @@ class GrantsAuthorizer:
     # --- what is known
 
     def check_known(self, principal: str, code: ErrorCode = ErrorCode.KAFKA_STORAGE_ERROR, namespace: str = "") -> None:
-        """Raise BackendError, with this code, if the grants of a namespace decide and are not known; empty: of the home
-        namespace.
+        """Raise BackendError with this code if the grants of a namespace decide and are not known; an empty namespace
+        is the home namespace.
         """
         if principal not in self._super_users and not self._knows_namespace(namespace or self._grants.home):
             raise BackendError("Pulsar's grants cannot be read", code)
 
     def knows(self, resource: ResourceType, name: str) -> bool:
-        """Return true if the grants are known that decide about a resource; else nobody but super users may anything
-        there, for now.
+        """Return true if the grants that decide about a resource are known. While they are not, only super users may
+        use it.
         """
         namespace = self.namespace_of(resource, name)
         return not namespace or self._knows_namespace(namespace)
@@ -132,16 +132,16 @@ class GrantsAuthorizer:
         return self._grants.unread(namespaces) if namespaces else ()
 
     async def read(self, namespaces: Collection[str]) -> None:
-        """Read the grants of namespaces."""
+        """Read the grants of these namespaces from Pulsar."""
         await self._grants.read(namespaces)
 
     def follow(self, space: Space) -> None:
-        """Have the grants of a space read from now on."""
+        """Read the grants of a space again and again from now on."""
         self._grants.follow(space.name)
 
     async def enter(self, principal: str, space: Space, *, proven: bool) -> str:
-        """Return why the principal cannot be of a space; empty if it can: if that is `proven`, or if its role holds a
-        grant there.
+        """Return why the principal cannot belong to a space; empty if it can. It can if that is `proven`, or if its
+        role has a grant there.
         """
         namespace = space.name
         await self._grants.read([namespace])
@@ -160,7 +160,7 @@ class GrantsAuthorizer:
     # --- the decision
 
     def _grant(self, principal: str, operation: AclOperation, resource: ResourceType, name: str) -> str:
-        """Return the grant that allows this, in words; empty if there is none."""
+        """Return the grant that allows this operation, in words; empty if there is none."""
         if not self.namespace_of(resource, name) or not principal.startswith(_USER):
             return ""
         role = principal.removeprefix(_USER)
@@ -194,9 +194,10 @@ def _may_use(given: NamespaceGrants, role: str, subscription: str) -> bool:
 
 
 def _place(home: str, name: str) -> tuple[str, str]:
-    """Return the namespace of a name, and the name in it: TENANT/NAMESPACE/NAME, any other one is of `home`.
+    """Return the namespace of a name, and the name within it. A name TENANT/NAMESPACE/NAME has its own, any other is in
+    `home`.
 
-    The namespace is empty if there can be none of that name, so that nobody has a grant in it.
+    The namespace is empty if the name is impossible, so that nobody has a grant in it.
     """
     tenant, _, rest = name.partition("/")
     namespace, _, local = rest.partition("/")

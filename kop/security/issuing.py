@@ -105,7 +105,7 @@ def issue(
 
 
 def ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the address that a text is; None if it is a name."""
+    """Return the IP address that a text is; None if the text is a host name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:

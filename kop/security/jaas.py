@@ -25,7 +25,9 @@ class LoginModule:
 
 
 def parse_jaas(text: str) -> LoginModule:
-    """Read the text. ValueError, without a word of it, if it has another form."""
+    """Return the login module of a JAAS line. ValueError if it has another form; its text has no word of the line,
+    which may hold secrets.
+    """
     line = _LINE.fullmatch(text)
     if line is None:
         raise ValueError('it is not of the form: LoginModule required name="value" ...;')

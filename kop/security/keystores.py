@@ -33,12 +33,12 @@ class Store:
 
     @property
     def is_given(self) -> bool:
-        """True if anything is set of it."""
+        """True if any setting of the store is set."""
         return bool(self.location or self.certificates or self.key)
 
 
 def read(store: Store) -> str:
-    """Return the certificates of a store, of a keystore the key too, in PEM. ValueError if it cannot be had."""
+    """Return the certificates of a store in PEM, and the key of a keystore. ValueError if the store cannot be read."""
     prefix = f"ssl.{store.kind}"
     text = "certificate.chain" if store.kind == "keystore" else "certificates"
     if store.location and (store.certificates or store.key):
@@ -66,7 +66,7 @@ def read(store: Store) -> str:
 
 
 def of_java(kind: str, location: str = "STORE") -> str:
-    """Return what to do with a store of a form of Java's own."""
+    """Return the advice for a store of Java's own format, how to convert it."""
     return (
         f"JKS is Java's own form, which is not read here; convert it: keytool -importkeystore -srckeystore {location} "
         f"-destkeystore {location}.p12 -deststoretype PKCS12, then set ssl.{kind}.type=PKCS12"

@@ -39,8 +39,8 @@ class ListenerSecurity:
     """The space of names of clients that say nothing of who they are."""
 
     def identified(self, subject: str) -> tuple[str, Space]:
-        """Return the principal of a client whose certificate has this subject, and where it belongs, if certificates
-        name clients. ValueError tells why the client is not taken.
+        """Return the principal of a client whose certificate has this subject, and its space, if certificates identify
+        clients. ValueError if the client is refused, with the reason.
         """
         assert self.name_of is not None
         principal = self.name_of(subject)

@@ -56,7 +56,7 @@ class Login:
     """The login of one connection, and each further one by which the client goes on (KIP-368)."""
 
     def __init__(self, mechanisms: Mechanisms, membership: TenantMembership | None = None) -> None:
-        """`membership` says where clients belong; None: all are of the home space."""
+        """`membership` tells to which space clients belong; None: all belong to the home space."""
         self._mechanisms = mechanisms
         self._membership = membership
         self.space = HOME
@@ -96,12 +96,14 @@ class Login:
 
     @property
     def has_failed(self) -> bool:
-        """True once nothing is taken of the client any more."""
+        """True once the login has failed, so that nothing more is accepted from the client."""
         return self._has_failed
 
     @property
     def refusal(self) -> str | None:
-        """The reason that the login will fail, if the client was told so, and may send another token; else None."""
+        """The reason for which the login will fail, if the client was told it and has to answer before the login ends;
+        else None.
+        """
         return None if self._exchange is None else self._exchange.refusal
 
     @property
@@ -110,7 +112,7 @@ class Login:
         return self._raw and self._exchange is not None
 
     def turn(self, api_key: int, is_served: bool = True) -> Turn:
-        """Return what becomes of the next request, by the API that it is of; `is_served`: in its version, too.
+        """Return how the next request is handled, by its API key; `is_served`: its version is served, too.
 
         An ApiVersions of a version that is not served does not count: the client asks again in version 0 (KIP-511).
         """
@@ -126,8 +128,8 @@ class Login:
         return Turn.CLOSE
 
     def may_begin(self, now_ms: int) -> bool:
-        """Return true if a handshake is taken now: a client that has logged in may do so again if its session ends, and
-        once a second.
+        """Return true if a handshake is accepted now. A client that has logged in may do so again if its session has an
+        end, once a second at most.
         """
         if self._principal is None:
             return True
@@ -138,8 +140,8 @@ class Login:
         return True
 
     def handshake(self, mechanism: str, version: int, host: str) -> ErrorCode:
-        """Begin an exchange with a client at an address; UNSUPPORTED_SASL_MECHANISM if the listener does not have the
-        mechanism.
+        """Begin a login by `mechanism` for a client at address `host`; returns NONE, or UNSUPPORTED_SASL_MECHANISM if
+        the listener does not have that.
         """
         self.claimed = None
         offer = self._mechanisms.get(mechanism)
@@ -155,9 +157,9 @@ class Login:
         return ErrorCode.NONE
 
     async def take(self, token: bytes, wall_ms: Callable[[], int]) -> tuple[bytes, Exchange | None]:
-        """Return the answer to the client's next token, and the exchange once the client has logged in.
+        """Handle the client's next token: return the answer, and the exchange once it has logged the client in.
 
-        AuthenticationError: the connection has to be closed.
+        AuthenticationError if the login has failed: the connection has to be closed.
         """
         exchange = self._exchange
         if exchange is None:

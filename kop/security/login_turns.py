@@ -31,7 +31,9 @@ class LoginTurns:
 
     @asynccontextmanager
     async def turn(self, host: str, name: str) -> AsyncIterator[None]:
-        """Wait for a place, for a client at that address who says to have that name; hold it inside the block."""
+        """Wait for one of the limited places, for a client that gives this address and name; keep it until the end of
+        the block.
+        """
         await self._take(_origin(host), name)
         try:
             yield
@@ -76,7 +78,7 @@ class LoginTurns:
 
 
 def _origin(host: str) -> str:
-    """Return what a client cannot choose of its address."""
+    """Return the part of an address that a client cannot choose freely."""
     if ":" not in host:
         return host
     try:

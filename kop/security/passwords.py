@@ -38,7 +38,9 @@ class Passwords:
         """
 
     async def check(self, name: str, password: str, host: str = "") -> ClientIdentity | None:
-        """Return who has this name and password, for a client at an address; None if nobody has."""
+        """Return the identity of the user with this name and password; None if there is none. `host` is the client's
+        address.
+        """
         own = self._of_settings(name)
         if own is not None and _same(own, password):
             return ClientIdentity(f"User:{name}", is_valid=lambda: self._of_settings(name) == own)
@@ -73,17 +75,19 @@ class Passwords:
 
 
 def checks_at_once() -> LoginTurns:
-    """Return the places for checks of passwords, for all listeners together."""
+    """Return the places that limit the checks of passwords at the same time, for all listeners together."""
     return LoginTurns(_AT_ONCE)
 
 
 def _same(known: str, other: str) -> bool:
-    """Compare two texts in a time that tells nothing of them."""
+    """Return true if two texts are equal; the time that it takes does not depend on them."""
     return hmac.compare_digest(hashlib.sha256(known.encode()).digest(), hashlib.sha256(other.encode()).digest())
 
 
 def _right(credentials: dict[Mechanism, ScramCredential], password: str) -> Mechanism | None:
-    """Return the first credential that is of the password; all of them are looked at."""
+    """Return the mechanism of the first credential that the password fits; None if it fits none. All of them are
+    tried.
+    """
     right = None
     for mechanism, credential in credentials.items():
         made = ScramCredential.of_password(mechanism, password, credential.iterations, credential.salt)

@@ -41,8 +41,10 @@ class MappingRules:
     """The rules of one setting. ValueError if the text is none, with the part that is wrong."""
 
     def __init__(self, text: str, *, once: bool = False, check: Callable[[str], object] | None = None) -> None:
-        """`once`: a name is made of the whole subject once; in Java `.*` applies a second time, to its empty end.
-        `check` raises ValueError if a name that a rule gives to all subjects cannot be.
+        """`once`: a rule replaces one match of the whole subject. In Java `.*` matches a second time, at the empty end.
+
+        `check` raises ValueError for a name that is not possible; it is called with names that a rule gives to all
+        subjects.
         """
         self._rules = list(_parse(text, once, check))
         if not self._rules:
@@ -57,12 +59,14 @@ class MappingRules:
 
 
 def can_be_tried(subject: str) -> bool:
-    """Return true if rules are tried on the subject; none applies to any other."""
+    """Return true if rules can be tried on the subject; to any other subject no rule applies."""
     return len(subject) <= LONGEST_SUBJECT and not _ENDS_OF_LINES.search(subject)
 
 
 def name_of(rules: MappingRules, subject: str) -> str:
-    """Return the principal of a client whose certificate has this subject. ValueError tells why there is none."""
+    """Return the principal of a client whose certificate has this subject. ValueError if it has none, with the
+    reason.
+    """
     name = rules.name(subject)
     if not name:
         what = "have no rule for" if name is None else "make nothing of"
@@ -103,7 +107,7 @@ def _parse(text: str, once: bool, check: Callable[[str], object] | None) -> list
 
 
 def _until_slash(text: str, begin: int) -> tuple[str, int]:
-    """Return the part up to the next slash that is not escaped, and the place behind that."""
+    """Return the part up to the next slash that is not escaped, and the position behind the slash."""
     at = begin
     while at < len(text) and text[at] != "/":
         at += 2 if text[at] == "\\" else 1
@@ -142,8 +146,8 @@ def _refuse(pattern: str, what: str, instead: str = "") -> ValueError:
 
 
 def _python_pattern(pattern: str) -> str:
-    """Return Python's pattern of the same meaning as one of Java's. ValueError for what Python has not, or means in
-    another way.
+    """Return Python's pattern with the meaning of one of Java's. ValueError if Python has no such pattern, or gives it
+    another meaning.
     """
     made = []
     at = 0
@@ -212,7 +216,7 @@ def _escape(pattern: str, at: int, *, in_class: bool) -> tuple[str, int]:
 
 
 def _class(pattern: str, at: int) -> tuple[str, int]:
-    """Return a class of characters, and the place behind it."""
+    """Return a class of characters, and the position behind it."""
     begin = at
     made = ["[^" if pattern.startswith("[^", at) else "["]
     at += len(made[0])
@@ -236,7 +240,7 @@ def _class(pattern: str, at: int) -> tuple[str, int]:
 
 
 def _replacement(text: str, groups: int) -> list[str | int]:
-    """Return texts and numbers of groups. A number that no group has stands for itself, as in Kafka."""
+    """Return a replacement as texts and numbers of groups. A number without a group stands for itself, as in Kafka."""
     parts: list[str | int] = []
     at = 0
     while at < len(text):

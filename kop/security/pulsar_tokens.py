@@ -42,14 +42,14 @@ class PulsarTokens:
     """The check of Pulsar's tokens. Without keys the authority decides."""
 
     def __init__(self, keys: Callable[[], tuple[TokenKey, ...]], rules: TokenRules, authority: TokenAuthority) -> None:
-        """`keys` returns those that count now; none if there never are any."""
+        """`keys` returns the keys that are valid now; an empty tuple if there never are any."""
         self._keys = keys
         self._rules = rules
         self._authority = authority
         self._lines = Repeats()
 
     async def check(self, token: str) -> ClientIdentity:
-        """Return whose token it is. TokenError if it is not valid."""
+        """Return the identity that a token gives. TokenError if the token is not valid."""
         if keys := self._keys():
             return checked(token, keys, self._rules, clock.wall())
         with claimed_by(token, self._rules):
@@ -69,7 +69,8 @@ class PulsarTokens:
 
 
 def pulsar_tokens(settings: SecuritySettings, authority: TokenAuthority | None, sources: KeySources) -> PulsarTokens:
-    """Return the check that the settings ask for. ConfigError if there is no Pulsar, or the key cannot be read.
+    """Return the check of Pulsar's tokens that the settings ask for. ConfigError if the storage is not Pulsar, or the
+    key cannot be read.
 
     A key in a file is read again and again by `sources`.
     """
@@ -95,7 +96,9 @@ def pulsar_tokens(settings: SecuritySettings, authority: TokenAuthority | None, 
 
 
 def _keys(place: str, read: ReadKeys, sources: KeySources) -> Callable[[], tuple[TokenKey, ...]]:
-    """Return what returns the keys at a place, given in one of Pulsar's forms. OSError or ValueError if it has none."""
+    """Return a function that returns the current keys at a place, which is given in one of Pulsar's forms. OSError or
+    ValueError if there are none.
+    """
     if not place:
         return tuple
     if place.startswith("data:"):

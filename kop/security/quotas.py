@@ -59,7 +59,9 @@ TYPES: Final = ("user", "client-id", "ip")
 
 
 def entity_of(parts: Iterable[tuple[str, str | None]]) -> Entity:
-    """Return the entity that a client names by types and names; None is the default. PeerError if there is none."""
+    """Return the entity that a client names by types and names; a name of None is the default of the type. PeerError if
+    there is no such entity.
+    """
     names: dict[str, str] = {}
     for kind, name in parts:
         if kind in names:
@@ -85,8 +87,8 @@ def entity_of(parts: Iterable[tuple[str, str | None]]) -> Entity:
 
 
 def stored(entity: Entity, space: Space) -> Entity:
-    """Return the entity by which a quota is kept that a client of the space sets. The default of a space is that of all
-    its users, or client ids.
+    """Return the entity under which a quota of a client's space is kept. The default of a space is for all users, or
+    client ids, of the space.
     """
     user, client_id, ip = entity
     if not space.is_home:
@@ -95,7 +97,7 @@ def stored(entity: Entity, space: Space) -> Entity:
 
 
 def seen(entity: Entity, space: Space) -> Entity | None:
-    """Return the entity of a quota that is kept as clients of the space see it; None if it is of another one."""
+    """Return the entity of a kept quota as clients of the space see it; None if it belongs to another space."""
     if space.is_home:
         return entity
     user, client_id = (None if name is None else space.outward(name) for name in entity[:2])
@@ -112,7 +114,9 @@ def _is_address(host: str) -> bool:
 
 
 def check(entity: Entity, key: str, value: float) -> QuotaKind:
-    """Return the kind of quota that a client wants to set. PeerError if the entity does not take it, or the value."""
+    """Return the kind of quota that a client wants to set. PeerError if the entity cannot have that quota, or the value
+    is not possible.
+    """
     takes = {QuotaKind.CONNECTIONS} if entity.ip is not None else set(QuotaKind) - {QuotaKind.CONNECTIONS}
     if key not in takes:
         raise PeerError(f"Invalid configuration key {key[:100]}")
@@ -154,7 +158,9 @@ _EXACT, _DEFAULT, _ANY = range(3)
 
 
 def match_of(components: Iterable[tuple[str, int, str | None]], strict: bool) -> QuotaMatch:
-    """Return the filter of a client's components: type, Kafka's code of how to match, name. PeerError if wrong."""
+    """Return the filter that a client has given as components: type, Kafka's code of how to match, name. PeerError if a
+    component is wrong.
+    """
     exact: dict[str, str] = {}
     any_name: set[str] = set()
     for kind, how, name in components:
@@ -222,7 +228,7 @@ class Quotas:
         yield from sorted(in_its_words, key=lambda item: [(name is not None, name or "") for name in item[0]])
 
     def put(self, entity: Entity, kind: QuotaKind, value: float | None) -> None:
-        """Set a quota; None: there is none any more."""
+        """Set a quota; None removes it."""
         known = self._values.get(entity, {})
         if known.get(kind) == value:
             return
@@ -240,7 +246,7 @@ class Quotas:
             del self._values[entity]
 
     def replace(self, values: Mapping[tuple[Entity, QuotaKind], float]) -> None:
-        """Let these be all quotas."""
+        """Make these the only quotas."""
         there = [(entity, kind) for entity, known in self._values.items() for kind in known]
         for key in there:
             if key not in values:

@@ -85,12 +85,12 @@ def _text(raw: bytes) -> str:
 
 
 def of_acl(acl: Acl, present: bool = True) -> KeyValue:
-    """Return the record that an ACL is there, or that it is gone."""
+    """Return the record that says that an ACL exists, or, if `present` is false, that it does not."""
     return _packed([_ACL, *acl]), b"{}" if present else None
 
 
 def of_user(name: str, mechanism: Mechanism, credential: ScramCredential | None) -> KeyValue:
-    """Return the record of a user's credential; None: it is gone."""
+    """Return the record of a user's credential; a credential of None says that it is removed."""
     key = _packed([_SCRAM, name, mechanism])
     if credential is None:
         return key, None
@@ -105,12 +105,12 @@ def of_user(name: str, mechanism: Mechanism, credential: ScramCredential | None)
 
 
 def of_quota(entity: Entity, kind: QuotaKind, value: float | None) -> KeyValue:
-    """Return the record of a quota; None: it is gone."""
+    """Return the record of a quota; a value of None says that it is removed."""
     return _packed([_QUOTA, kind.value, *entity]), None if value is None else _packed({"value": value})
 
 
 def of_token(token_id: str, token: DelegationToken | None) -> KeyValue:
-    """Return the record of a delegation token; None: it is gone."""
+    """Return the record of a delegation token; a token of None says that it is removed."""
     key = _packed([_TOKEN, token_id])
     if token is None:
         return key, None
@@ -197,7 +197,7 @@ _KINDS: Final[dict[str, Callable[[list[Any], bytes | None], Entry]]] = {
 
 
 def parsed(key: bytes, value: bytes | None) -> Entry | None:
-    """Return what a record says. None if this version does not understand it, or it does not parse."""
+    """Return the content of a record. None if this version does not know its kind, or it cannot be parsed."""
     try:
         kind, *fields = json.loads(key)
         read = _KINDS.get(kind)

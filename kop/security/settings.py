@@ -132,7 +132,7 @@ class SecuritySettings(Settings):
         return bool(self.authorizer_class_name and given)
 
     def problems(self) -> Iterable[str]:
-        """Return a line if nobody could ever give a right."""
+        """Yield a problem if nobody could ever give anybody a right."""
         yield from super().problems()
         decides = self.authorizer_class_name == STANDARD_AUTHORIZER
         if decides and not principals_of(self.super_users) and not self.allow_everyone_if_no_acl_found:

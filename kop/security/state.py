@@ -68,9 +68,10 @@ class SecurityState:
         self.users.on_change(callback)
 
     async def open(self, waiting: Callable[[str], None] | None = None) -> None:
-        """Read everything, and follow what any broker writes from now on.
+        """Read the whole state, and follow the records that any broker writes from now on.
 
-        Waits while storage cannot give the topic, and tells `waiting` why. KopError if there can be no such topic.
+        Waits while storage cannot give the topic, and calls `waiting` with the reason. KopError if the topic is not
+        possible.
         """
         what = f"read users and ACLs from the topic {SECURITY_TOPIC}"
         await retried(what, self._read, passes=passes, seconds=math.inf, waiting=waiting)
@@ -99,10 +100,10 @@ class SecurityState:
         return [records.of_secret(bytes.fromhex(clock.token_hex(records.SECRET_BYTES)))]
 
     async def write(self, decide: Callable[[], Sequence[KeyValue]]) -> None:
-        """Write the records that `decide` returns of the newest state; they are in force here on return.
+        """Write the records that `decide` returns for the newest state; they are in force on this broker on return.
 
-        `decide` may be called several times: nothing of the times before the last one was written. KopError; then it is
-        not known if they were written.
+        `decide` may be called several times; only the records of the last call are written. KopError if storage has
+        failed: then it is not known if they were written.
         """
         try:
             async with asyncio.timeout(_WRITE_SECONDS), self._writing:
@@ -116,7 +117,7 @@ class SecurityState:
             raise BackendError(f"users and ACLs cannot be written to {SECURITY_TOPIC}", code)
 
     async def _write_as_leader(self, decide: Callable[[], Sequence[KeyValue]]) -> ErrorCode:
-        """Become the only writer, write, and leave that to others again."""
+        """Become the only writer of the state, write, and give that up again."""
         follower, log = self._follower, self._state_log
         if follower is None:
             raise InternalError("users and ACLs are written before `open`")
@@ -140,7 +141,9 @@ class SecurityState:
         return next((code for code in await asyncio.gather(*ended) if code), ErrorCode.NONE)
 
     def _take(self, newest: Mapping[bytes, bytes | None], everything: bool) -> None:
-        """Put in force what was read from the log."""
+        """Put records that were read from the log in force. `everything`: they are the whole state, not changes of
+        it.
+        """
         not_understood = set[bytes]() if everything else set(self._not_understood)
         acls: dict[Acl, bool] = {}
         credentials: dict[UserKey, ScramCredential | None] = {}
@@ -182,7 +185,9 @@ class SecurityState:
             self.tokens.put(token_id, token)
 
     def collect(self) -> Iterable[Metric]:
-        """Return how many users, ACLs, quotas and tokens there are, and for how long storage has not confirmed them."""
+        """Return metrics: the numbers of users, ACLs, quotas and tokens, and the seconds since storage last confirmed
+        that they are the newest.
+        """
         age = 0.0 if self._follower is None else self._follower.age
         return (
             gauge_value("kop_security_users", "Users with SCRAM credentials.", len(self.users)),

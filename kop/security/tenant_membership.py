@@ -27,12 +27,12 @@ class RightsInSpaces(Protocol):
     """The authority on rights, as far as it concerns the spaces of names that clients belong to."""
 
     def enter(self, principal: str, space: Space, *, proven: bool) -> Awaitable[str]:
-        """Return why a client cannot be of a space; empty if it can. Unless it is `proven` that it belongs there, it
-        needs some right in it.
+        """Return why a client cannot belong to a space; empty if it can. Unless it is `proven` that it belongs there,
+        it needs some right in it.
         """
 
     def follow(self, space: Space) -> None:
-        """Have what decides in a space read from now on."""
+        """Read the rights in a space again and again from now on."""
 
 
 class TenantMembership:
@@ -42,7 +42,7 @@ class TenantMembership:
         self, rules: str, super_users: Collection[str], home: str, reserved: Collection[str], rights: RightsInSpaces
     ) -> None:
         """`rules` is the text of kop.tenant.rules. `home` is the namespace of the home space, empty if it has none;
-        `reserved` are namespaces, and tenants, of which no client may be. ConfigError if the rules are none.
+        `reserved` are namespaces and tenants to which no client may belong. ConfigError if `rules` cannot be parsed.
         """
         self._super_users = frozenset(super_users)
         self._home = home
@@ -56,8 +56,8 @@ class TenantMembership:
                 raise ConfigError([f"{RULES} {error}"]) from None
 
     def at_once(self, principal: str) -> Space:
-        """Return the space of a client of which nothing is known but its principal. ValueError tells why it has
-        none.
+        """Return the space of a client of which only the principal is known. ValueError if it has none, with the
+        reason.
         """
         space = self._by_rules(principal)
         self._rights.follow(space)
@@ -77,7 +77,7 @@ class TenantMembership:
             raise ValueError(f"{RULES} are wrong about {principal[:_SHOWN]!r}: {error}") from None
 
     async def of(self, principal: str, claim: NamespaceClaim | None) -> Space:
-        """Return the space of a client that has logged in. AuthenticationError tells why it has none."""
+        """Return the space of a client that has logged in. AuthenticationError if it has none, with the reason."""
         try:
             space, proven = self._claimed(principal, claim)
         except ValueError as error:
@@ -87,7 +87,9 @@ class TenantMembership:
         return space
 
     def _claimed(self, principal: str, claim: NamespaceClaim | None) -> tuple[Space, bool]:
-        """Return where a client belongs, and true if that is proven. ValueError."""
+        """Return the space of a client, and true if it is proven that it belongs there. ValueError if the rules or the
+        claim give a namespace that it cannot have.
+        """
         if principal in self._super_users:
             return HOME, True
         if claim is None:
@@ -101,7 +103,7 @@ class TenantMembership:
         return space, space == by_rules
 
     def _space(self, namespace: str) -> Space:
-        """Return the space of a namespace. ValueError."""
+        """Return the space of a namespace. ValueError if the text is no namespace, or no client may belong to it."""
         space = space_of(namespace)
         if namespace == self._home:
             return HOME

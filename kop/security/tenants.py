@@ -55,7 +55,7 @@ HOME: Final = Space("")
 
 
 def prefix_of(name: str) -> str:
-    """Return what all stored names begin with of the space that a stored name is of; empty for the home space."""
+    """Return the prefix of all stored names of the space that a stored name belongs to; empty for the home space."""
     tenant, _, rest = name.partition("/")
     namespace, slash, _ = rest.partition("/")
     return f"{tenant}/{namespace}/" if slash and tenant != _OF_FUNCTIONS else ""
@@ -67,7 +67,7 @@ def is_namespace(text: str) -> bool:
 
 
 def space_of(namespace: str) -> Space:
-    """Return the space of a namespace, given as TENANT/NAMESPACE. ValueError if it is none."""
+    """Return the space of a namespace, given as TENANT/NAMESPACE. ValueError if the text is no namespace."""
     if not is_namespace(namespace):
         raise ValueError(f"{namespace[:100]!r} is no namespace: TENANT/NAMESPACE, of letters, digits and - _ . = :")
     return Space(f"{namespace}/")

@@ -43,7 +43,7 @@ class Rate:
         self._total = 0.0
 
     def record(self, amount: float, now: float) -> None:
-        """Count what was taken."""
+        """Count an amount that was used."""
         self._forget(now)
         windows = self._windows
         if windows and now < windows[-1][0] + 1:
@@ -53,17 +53,19 @@ class Rate:
         self._total += amount
 
     def delay(self, limit: float, now: float, more: float = 0.0) -> float:
-        """Return the seconds after which the rate is within the limit again; 0 if it is, with `more` taken besides."""
+        """Return the seconds after which the rate is within the limit again; 0 if it is. `more` is an amount to be used
+        besides.
+        """
         self._forget(now)
         return max(0.0, (self._total + more) / limit - self._seconds(now))
 
     def room(self, limit: float, now: float) -> float:
-        """Return how much may be taken now, within the limit."""
+        """Return the amount that may be used now, within the limit."""
         self._forget(now)
         return max(0.0, limit * self._seconds(now) - self._total)
 
     def _seconds(self, now: float) -> float:
-        """Return the time that the rate is taken over: windows that there are not yet count as full ones."""
+        """Return the time over which the rate is taken; windows that have not begun yet count in full."""
         seconds = now - self._windows[0][0] if self._windows else 0.0
         return seconds + max(0, WINDOWS - 1 - int(seconds))
 
@@ -85,12 +87,12 @@ class Bucket:
         self._at = 0.0
 
     def record(self, amount: float, limit: float, now: float) -> None:
-        """Count what was taken."""
+        """Count an amount that was used."""
         self._taken = self._left(limit, now) + amount
         self._at = now
 
     def delay(self, limit: float, now: float) -> float:
-        """Return the seconds after which something may be taken again; 0 if it may now."""
+        """Return the seconds after which something may be used again; 0 if it may be now."""
         return max(0.0, self._left(limit, now) / limit - WINDOWS)
 
     def _left(self, limit: float, now: float) -> float:
@@ -125,7 +127,9 @@ class Meter:
     __slots__ = ("_begun", "_counted", "_gave", "_owner", "_produced", "_quotas", "delay", "kind", "place", "seconds")
 
     def __init__(self, owner: Throttling, quotas: ClientQuotas, produced: int, place: int | None) -> None:
-        """`produced`: the bytes that count as produced. `place`: where its answer has the throttle time."""
+        """`produced`: the bytes of the request that count as produced. `place`: the position of the throttle time in
+        its answer.
+        """
         self._owner = owner
         self._quotas = quotas
         self._produced = produced
@@ -144,7 +148,7 @@ class Meter:
         """The kind of the quota that it is held for."""
 
     def is_started(self) -> None:
-        """Count the time since the meter was made, because the request has begun."""
+        """Start the time of the request, which has begun; the time since the meter was made counts, too."""
         self.seconds += clock.perf_counter() - self._begun
 
     def room(self) -> float | None:
@@ -223,7 +227,7 @@ class TimedWork(Coroutine[Any, Any, _T]):
         self._meter = meter
 
     def send(self, value: Any) -> Any:
-        """Take a step."""
+        """Run the next step of the wrapped coroutine, and measure its time."""
         begin = clock.perf_counter()
         try:
             return self._work.send(value)
@@ -231,7 +235,7 @@ class TimedWork(Coroutine[Any, Any, _T]):
             self._meter.seconds += clock.perf_counter() - begin
 
     def throw(self, *error: Any) -> Any:
-        """Take a step that begins with an exception."""
+        """Run the next step of the wrapped coroutine by raising an exception in it, and measure its time."""
         begin = clock.perf_counter()
         try:
             return self._work.throw(*error)
@@ -239,7 +243,7 @@ class TimedWork(Coroutine[Any, Any, _T]):
             self._meter.seconds += clock.perf_counter() - begin
 
     def close(self) -> None:
-        """End the work."""
+        """Close the wrapped coroutine."""
         self._work.close()
 
     def __await__(self) -> TimedWork[_T]:
@@ -318,7 +322,7 @@ class Throttling:
         return delay
 
     def _counter(self, counters: dict[_K, _C], key: _K, make: Callable[[], _C]) -> _C:
-        """Return the counter of that key, a new one if there is none; of too many the first one goes.
+        """Return the counter of that key, a new one if there is none. If there are too many, the oldest one is dropped.
 
         A counter is moved to the end only when quotas are looked up anew, which is often enough.
         """
@@ -335,7 +339,7 @@ class Throttling:
         return of_clients + len(self._hosts)
 
     def note(self, kind: QuotaKind, delay: float) -> None:
-        """Count that somebody is held."""
+        """Count that a client is held for `delay` seconds."""
         held = self._held[kind]
         held[0] += 1
         held[1] += delay

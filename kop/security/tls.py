@@ -82,8 +82,8 @@ class TlsContext:
     """The certificates that it was made of."""
 
     def look(self) -> None:
-        """Read the files again if they have changed. If they are wrong what was read before stays, with a log line.
-        Warn of certificates that end soon.
+        """Read the files again if they have changed; if they are wrong, keep the old contents and log that. Warn of
+        certificates that end soon.
         """
         stamps = self._stamps()
         if stamps != self._seen:
@@ -101,7 +101,7 @@ class TlsContext:
         return [_stamp_of(path) for path in self._files]
 
     def _warn(self, now: float) -> None:
-        """Tell of each certificate that ends soon, once a day."""
+        """Log each certificate that ends soon, once a day."""
         for stored in self.certificates:
             days = stored.certificate.days_left(now)
             if days < WARNED_DAYS and self._warned.get(stored) != int(days):
@@ -116,17 +116,17 @@ class TlsContext:
 
 
 def of_listener(name: str, options: TlsFiles) -> TlsContext:
-    """Return the context by which a listener shows its certificate, and asks for those of clients."""
+    """Return the TLS context by which a listener shows its certificate, and asks clients for theirs."""
     return TlsContext(name, options, server_context)
 
 
 def of_caller(name: str, options: TlsFiles) -> TlsContext:
-    """Return the context by which a broker calls a listener of others."""
+    """Return the TLS context by which a broker connects to another broker's listener."""
     return TlsContext(name, options, client_context)
 
 
 def _stamp_of(path: str) -> tuple[int, int, int] | None:
-    """Return what changes with the content of a file; None if it is not there."""
+    """Return numbers that change if the content of a file does; None if there is no such file."""
     try:
         stat = os.stat(path)
     except OSError:
@@ -135,7 +135,7 @@ def _stamp_of(path: str) -> tuple[int, int, int] | None:
 
 
 def server_context(options: TlsFiles) -> tuple[ssl.SSLContext, list[StoredCertificate]]:
-    """Return the context of a listener, and its certificates. ValueError names the setting that is wrong."""
+    """Return the context of a listener, and its certificates. ValueError if a setting is wrong, with its name."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _choose(context, options)
     if not options.keystore.is_given:
@@ -158,7 +158,7 @@ def server_context(options: TlsFiles) -> tuple[ssl.SSLContext, list[StoredCertif
 
 def client_context(options: TlsFiles) -> tuple[ssl.SSLContext, list[StoredCertificate]]:
     """Return the context for connections to other brokers, which trusts `ssl.truststore.*`, else the system's CAs, and
-    shows the certificate of `ssl.keystore.*`; and its certificates. ValueError names the setting that is wrong.
+    shows the certificate of `ssl.keystore.*`; and its certificates. ValueError if a setting is wrong, with its name.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     _choose(context, options)
@@ -202,7 +202,9 @@ def _choose(context: ssl.SSLContext, options: TlsFiles) -> None:
 
 
 def _is_suite(name: str) -> bool:
-    """Return true if OpenSSL has a suite of this name; it passes over others, and takes words for many, such as ALL."""
+    """Return true if OpenSSL has a suite of exactly this name. OpenSSL itself ignores names that it does not know, and
+    takes words such as ALL for many suites.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.set_ciphers(name)
@@ -212,7 +214,9 @@ def _is_suite(name: str) -> bool:
 
 
 def _openssl_name(suite: str) -> str:
-    """Return OpenSSL's name of a suite of TLS 1.2 that is given by Java's; one that is OpenSSL's stays as it is."""
+    """Return OpenSSL's name for a suite of TLS 1.2 that is given by Java's name; OpenSSL's names are returned as they
+    are.
+    """
     if not suite.startswith("TLS_") or "_WITH_" not in suite:
         return suite
     exchange, _, rest = suite.removeprefix("TLS_").partition("_WITH_")
@@ -250,7 +254,7 @@ def _load_chain(context: ssl.SSLContext, options: TlsFiles) -> list[StoredCertif
 
 
 def _file_in_memory() -> IO[bytes]:
-    """Return a file that has no name in any folder: OpenSSL takes keys from files alone."""
+    """Return a file in memory, without a path: OpenSSL takes keys from files only."""
     if hasattr(os, "memfd_create"):
         return open(os.memfd_create("keystore"), "w+b")
     return tempfile.TemporaryFile()

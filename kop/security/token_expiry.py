@@ -24,7 +24,9 @@ class TokenExpiry:
     def __init__(
         self, security: SecurityState, ended: Callable[[], None], wall_ms: Callable[[], int], every_ms: int
     ) -> None:
-        """`wall_ms` gives milliseconds since the epoch; expired tokens are removed `every_ms`."""
+        """`ended` is called when a token has ended. `wall_ms` gives milliseconds since the epoch; expired tokens are
+        removed every `every_ms`.
+        """
         self._security = security
         self._ended = ended
         self._wall_ms = wall_ms
@@ -33,7 +35,7 @@ class TokenExpiry:
         self._removing: asyncio.Task[None] | None = None
 
     def open(self) -> None:
-        """Begin."""
+        """Start the background work."""
         self._security.tokens.on_change(lambda _: self._look())
         self._removing = asyncio.get_running_loop().create_task(
             background.repeat("removing expired delegation tokens", self.remove, every=self._every)
@@ -41,7 +43,7 @@ class TokenExpiry:
         self._look()
 
     async def close(self) -> None:
-        """End."""
+        """Stop the background work."""
         if self._timer is not None:
             self._timer.cancel()
         if self._removing is not None:
@@ -49,7 +51,7 @@ class TokenExpiry:
             await asyncio.gather(self._removing, return_exceptions=True)
 
     async def remove(self) -> None:
-        """Remove the tokens that have expired. KopError of storage."""
+        """Remove the tokens that have expired. KopError if storage has failed."""
         if self._expired():
             await self._security.write(self._removals)
 
@@ -61,7 +63,7 @@ class TokenExpiry:
         return [token for token in self._security.tokens if token.has_expired(now)]
 
     def _look(self) -> None:
-        """Tell of tokens that have ended, and look again when the next one does."""
+        """Call `ended` if tokens have ended, and look again when the next one does."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

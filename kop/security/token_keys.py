@@ -42,7 +42,7 @@ class KeySource:
     """The keys at one place. What is due is decided by `now`, in seconds."""
 
     def __init__(self, url: str, refresh_seconds: float = math.inf, read: ReadKeys | None = None) -> None:
-        """`read` gives the keys in what is there, or ValueError; None: it is a JWKS.
+        """`read` returns the keys in the content of the URL, or raises ValueError; without it the content is a JWKS.
 
         ValueError if the URL is neither one of file: nor of https:.
         """
@@ -67,7 +67,7 @@ class KeySource:
         self._pause = _FIRST_PAUSE
 
     def ask(self, now: float) -> None:
-        """Fetch soon: a token names a key that is not known."""
+        """Let the keys be fetched soon, because a token names a key that is not known."""
         self._due = min(self._due, max(now, self._tried + _LEAST_SECONDS))
 
     def is_due(self, now: float) -> bool:
@@ -75,7 +75,7 @@ class KeySource:
         return now >= self._due
 
     async def fetch(self, now: float) -> None:
-        """Fetch the keys. BackendError: the old ones stay."""
+        """Fetch the keys. BackendError if that fails; the old keys stay valid."""
         from kop.security.tokens import keys_of_jwks  # noqa: PLC0415 - as aiohttp
 
         self._tried = now
@@ -129,7 +129,7 @@ class KeySources:
         self._asking: asyncio.Task[None] | None = None
 
     def source(self, url: str, refresh_seconds: float) -> KeySource:
-        """Return the source of the JWKS at a URL. ValueError if there can be none."""
+        """Return the source of the JWKS at a URL. ValueError if the URL is neither one of file: nor of https:."""
         known = self._sources.get((url, refresh_seconds))
         return known or self.follow(KeySource(url, refresh_seconds), refresh_seconds)
 
@@ -139,7 +139,9 @@ class KeySources:
         return source
 
     async def open(self) -> None:
-        """Ask every source once, then again and again in the background. A silent one delays this little."""
+        """Fetch the keys of every source once, then again and again in the background. The first time waits only a
+        little for a source that does not answer.
+        """
         if not self._sources:
             return
         await self.look()
@@ -147,7 +149,7 @@ class KeySources:
         self._asking = asyncio.get_running_loop().create_task(work)
 
     async def close(self) -> None:
-        """Ask no more."""
+        """Stop fetching keys."""
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)
@@ -164,7 +166,7 @@ class KeySources:
             tell("the fetch of token keys", error, level=logging.ERROR)
 
     def collect(self) -> Iterable[Metric]:
-        """Return for how long the keys of each source have not been fetched."""
+        """Return metrics: the seconds since the keys of each source were last fetched."""
         family = gauge_family(
             "kop_token_keys_age_seconds", "Seconds since the keys of tokens were last fetched.", ["url"]
         )

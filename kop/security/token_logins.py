@@ -28,12 +28,12 @@ class Bearers:
         self._wall_ms = wall_ms
 
     def valid(self, token_id: str) -> DelegationToken | None:
-        """Return the token of that id; None if there is none that has not expired."""
+        """Return the token of that id; None if there is none, or it has expired."""
         return self._issuer.valid(token_id, self._wall_ms())
 
     async def verifier(self, mechanism: str, token_id: str, salt: bytes, host: str) -> ScramCredential:
-        """Return what the password of any id is checked by, also of one that no token has, for a client at an
-        address.
+        """Return the credential by which the password of a token id is checked, also for an id that no token has, so
+        that clients cannot tell. `host` is the client's address.
         """
         password = b64encode(self._issuer.hmac(token_id)).decode()
         async with self._turns.turn(host, token_id):

@@ -70,8 +70,8 @@ class TokenRules:
 
 
 def public_key(key: Any, key_id: str | None = None, algorithm: str | None = None) -> TokenKey | None:
-    """Return a public key with its algorithms, or with the given one alone; None if it is too weak, or of another
-    kind.
+    """Return a public key with the algorithms that fit it, or with the given one alone; None if it is too weak, or of a
+    kind that is not supported.
     """
     algorithms: Sequence[str] = ()
     if isinstance(key, RSAPublicKey) and key.key_size >= _LEAST_RSA_BITS:
@@ -93,7 +93,7 @@ def secret_key(secret: bytes) -> TokenKey:
 
 
 def keys_of_jwks(text: bytes) -> tuple[TokenKey, ...]:
-    """Return the keys of a JWKS document that may sign tokens. ValueError if there are none."""
+    """Return the keys of a JWKS document that can verify tokens. ValueError if there are none."""
     try:
         listed = json.loads(text)["keys"]
         rows = [row for row in listed if isinstance(row, dict)][:_MOST_KEYS]
@@ -123,7 +123,7 @@ def _of_jwk(row: Mapping[str, Any]) -> TokenKey | None:
 
 
 def is_of_unknown_key(token: str, keys: Sequence[TokenKey]) -> bool:
-    """Return true if the token names a key that is none of these."""
+    """Return true if the token names the id of a key that is not among these."""
     try:
         key_id = _header(token).get("kid")
     except TokenError:
@@ -132,14 +132,16 @@ def is_of_unknown_key(token: str, keys: Sequence[TokenKey]) -> bool:
 
 
 def checked(token: str, keys: Sequence[TokenKey], rules: TokenRules, now: float) -> ClientIdentity:
-    """Return whose token it is, at `now` in seconds since the epoch. TokenError if it is not valid."""
+    """Return the identity that a token gives, at `now` in seconds since the epoch. TokenError if the token is not
+    valid.
+    """
     with claimed_by(token, rules):
         return _checked(token, keys, rules, now)
 
 
 @contextmanager
 def claimed_by(token: str, rules: TokenRules) -> Iterator[None]:
-    """Let a TokenError say whose the token says to be."""
+    """Add to a TokenError of the block the name that the token gives, which may be false."""
     try:
         yield
     except TokenError as error:
@@ -173,7 +175,9 @@ def _checked(token: str, keys: Sequence[TokenKey], rules: TokenRules, now: float
 
 
 def _decoded(token: str, key: TokenKey, rules: TokenRules) -> Mapping[str, Any]:
-    """Return the claims of a token that the key has signed; times are not looked at: `identity_of` has the clock."""
+    """Return the claims of a token that the key has signed. Times are not checked here but in `identity_of`, which has
+    the clock.
+    """
     required = [rules.name_claim]
     if rules.longest is not None:
         required.append("exp")
@@ -203,7 +207,7 @@ def _decoded(token: str, key: TokenKey, rules: TokenRules) -> Mapping[str, Any]:
 
 
 def unsecured(token: str, rules: TokenRules, now: float) -> ClientIdentity:
-    """Return who an unsigned token says that it is of. TokenError; a signed one is refused, too."""
+    """Return the identity that an unsigned token gives. TokenError if it is not valid, or is signed."""
     with claimed_by(token, rules):
         if _header(token).get("alg") != "none" or not token.endswith("."):
             raise TokenError("it is signed, and there is no key to check that")
@@ -211,7 +215,7 @@ def unsecured(token: str, rules: TokenRules, now: float) -> ClientIdentity:
 
 
 def unchecked_claims(token: str) -> Mapping[str, Any]:
-    """Return what a token says, which may be false. TokenError if it is malformed."""
+    """Return the claims of a token, which may be false. TokenError if it is malformed."""
     try:
         text = token.split(".")[1]
         claims = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
@@ -232,7 +236,9 @@ def _header(token: str) -> Mapping[str, Any]:
 
 
 def identity_of(claims: Mapping[str, Any], rules: TokenRules, now: float) -> ClientIdentity:
-    """Return who has a token with these claims. TokenError if they name nobody."""
+    """Return the identity that these claims give, at `now`. TokenError if they name nobody, or do not hold by the rules
+    or at that time.
+    """
     name = claims.get(rules.name_claim)
     if not isinstance(name, str) or not name.strip() or len(name) > LONGEST_NAME or _SURROGATE.search(name):
         raise TokenError(f"its claim {rules.name_claim} is no name")

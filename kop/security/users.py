@@ -89,7 +89,7 @@ class Users:
         return self.of(name).get(mechanism)
 
     def of(self, name: str) -> Credentials:
-        """Return all credentials of a user; nothing of one that there is not."""
+        """Return all credentials of a user; empty if there is no such user."""
         return self._users.get(name, {})
 
     def names(self) -> Iterable[str]:
@@ -101,7 +101,7 @@ class Users:
         self._listeners.append(callback)
 
     def put(self, name: str, mechanism: Mechanism, credential: ScramCredential | None) -> None:
-        """Set a credential, or with None remove it. What is so already changes nothing."""
+        """Set a credential, or remove it if it is None. Nothing is done if it is so already."""
         if self.scram(mechanism, name) == credential:
             return
         if credential is not None:
@@ -115,7 +115,7 @@ class Users:
             callback(name)
 
     def replace(self, credentials: Mapping[UserKey, ScramCredential]) -> None:
-        """Let these be all credentials."""
+        """Make these the only credentials; those that exist already stay as they are."""
         for name, mechanism in [(name, each) for name, known in self._users.items() for each in known]:
             self.put(name, mechanism, credentials.get((name, mechanism)))
         for (name, mechanism), credential in credentials.items():

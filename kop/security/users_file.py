@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 
 def parse_users(text: str) -> dict[str, str]:
-    """Return the passwords of a file by users: a line NAME:PASSWORD each; # begins a comment. ValueError, without a
-    word of the file.
+    """Return the passwords in a file's text by user: each line is NAME:PASSWORD, # begins a comment. ValueError if a
+    line has another form, or a user is there twice; its text has no word of the file.
     """
     users: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -41,9 +41,9 @@ def parse_users(text: str) -> dict[str, str]:
 
 
 async def make_missing_users(path: str, security: SecurityState, most: int) -> None:
-    """Make the users of a file that there are not, with a credential for each mechanism of SCRAM.
+    """Make those users of a file that do not exist, with a credential for each SCRAM mechanism.
 
-    ConfigError if the file cannot be read, or there would be more than `most` users; KopError of storage.
+    ConfigError if the file cannot be read, or there would be more than `most` users; KopError if storage has failed.
     """
     try:
         wanted = parse_users(await asyncio.to_thread(Path(path).read_text, "utf-8"))

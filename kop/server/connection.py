@@ -84,15 +84,15 @@ class ConnectionOwner(Protocol):
     bytes_out: int
 
     def admit(self, connection: ClientConnection) -> bool:
-        """Count a connection in; return false, so that it is closed, if a limit on connections is reached."""
+        """Count a new connection; return false, so that it is closed, if a limit on connections is reached."""
 
     def held(self, connection: ClientConnection) -> float:
-        """Return the seconds after which a connection that was counted in has to be closed, as its address opens more
-        than a quota allows; 0 if it has not.
+        """Return the seconds after which a connection that was counted has to be closed, because its address opens more
+        than a quota allows; 0 if it does not.
         """
 
     def release(self, connection: ClientConnection) -> None:
-        """Count a connection out that is closed."""
+        """Stop counting a connection, which is closed."""
 
     def flush_soon(self, connection: ClientConnection) -> None:
         """Call `connection.flush` in the next turn of the loop."""
@@ -184,7 +184,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     # --- asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Count the new connection in, or close it if a limit on connections is reached."""
+        """Count the new connection, or close it if a limit on connections is reached."""
         self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         peer = transport.get_extra_info("peername") or ("?", 0)
         local = transport.get_extra_info("sockname") or ("?", 0)
@@ -215,7 +215,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._login_timer = None
 
     def _session_over(self) -> None:
-        """Take nothing more of the client but a new login."""
+        """Accept nothing more from the client but a new login."""
         self._login_timer = None
         if self.info.login is None:
             self.info.login = self.info.session
@@ -241,7 +241,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return self._server.receive_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take the bytes that arrived in the buffer: start the requests among them, or keep them."""
+        """Handle the bytes that arrived in the buffer: start the requests among them, or keep them."""
         server = self._server
         self.last_active = server.loop.time()
         server.bytes_in += nbytes
@@ -266,8 +266,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._feeding = False
 
     def eof_received(self) -> bool:
-        """Let the requests that the client sent take effect after it has closed its half of the connection; it gets no
-        answers any more, as with Kafka.
+        """Handle that the client has closed its half of the connection: the requests that it sent still take effect,
+        but it gets no answers any more, as with Kafka.
 
         A producer with acks=0 may close right after its last request. Only a long poll is not waited for.
         """
@@ -277,13 +277,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         return True
 
     def pause_writing(self) -> None:
-        """Take no more requests of the client, because it does not read its answers."""
+        """Start no more requests of the client, because it does not read its answers."""
         self.unread_since = self._server.loop.time()
         self._hold |= _UNREAD
         self.settle_unread()
 
     def resume_writing(self) -> None:
-        """Take requests again, because the client reads its answers."""
+        """Start requests again, because the client reads its answers."""
         self.unread_since = 0.0
         self.settle_unread()
         self._go_on(_UNREAD)
@@ -291,7 +291,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     # --- frames
 
     def _feed(self, data: memoryview, *, own: bool) -> memoryview | None:
-        """Start the requests whose frames are in `data`; return the part of it that may not be taken yet, or None.
+        """Start the requests whose frames are in `data`; return the part of it that may not be handled yet, or None.
 
         `own` is true if the memory is this connection's alone; else it is the shared buffer.
         """
@@ -363,7 +363,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     # --- what may not be taken yet
 
     def _hold_back(self, data: memoryview) -> None:
-        """Keep a copy of bytes that may not be taken yet, and stop reading the socket if they are many."""
+        """Keep a copy of bytes that may not be handled yet, and stop reading the socket if they are many."""
         held = self._held
         if held and len(held[-1]) + len(data) <= MERGED:
             piece = memoryview(bytearray(b"".join((held.pop(), data))))
@@ -376,7 +376,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._pause()
 
     def _go_on(self, reason: int) -> None:
-        """Remove a reason to take no requests, and take the bytes that were held back if no reason is left."""
+        """Remove a reason to start no requests, and handle the bytes that were held back if no reason is left."""
         self._hold &= ~reason
         if self._hold or self._feeding:
             return
@@ -476,7 +476,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._server.flush_soon(self)
 
     def flush(self) -> None:
-        """Write the answers that are ready, then take the requests that had to wait for them."""
+        """Write the answers that are ready, then start the requests that had to wait for them."""
         self._flushing = False
         if self._hold & _CLOSED:
             return
@@ -527,7 +527,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._write(buffers)
 
     def _hold_for_quota(self, seconds: float) -> None:
-        """Take no more requests for so many seconds, or for as long as an earlier answer said, if that is longer."""
+        """Start no more requests for so many seconds, or for as long as an earlier answer said, if that is longer."""
         loop, timer = self._server.loop, self._quota_timer
         if timer is not None:
             if timer.when() >= loop.time() + seconds:
@@ -538,12 +538,12 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._quota_timer = loop.call_later(seconds, self.end_quota)
 
     def quotas_changed(self, version: int) -> None:
-        """Take requests again if the client is held by quotas of another version."""
+        """Start requests again if the client is held by quotas of another version."""
         if self._quotas != version:
             self.end_quota()
 
     def end_quota(self) -> None:
-        """Take requests again, because the time is over for which a quota holds the client."""
+        """Start requests again, because the time is over for which a quota holds the client."""
         if self._quota_timer is not None and not self._hold & _CLOSED:
             self._quota_timer.cancel()
             self._quota_timer = None
@@ -585,7 +585,9 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._unread = unsent
 
     def on_memory(self) -> None:
-        """Go on after a wait for memory: take more of an incomplete frame, or the requests that were held back."""
+        """Go on after a wait for memory: read more of an incomplete frame, or start the requests that were held
+        back.
+        """
         frame = self._frames.incomplete
         if self._starved and frame is not None:
             self._starved = False
@@ -616,7 +618,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     # --- the end
 
     def _leave(self) -> None:
-        """Take no more requests, cancel all waits of this peer, and free the connection's memory."""
+        """Start no more requests, cancel all waits of this peer, and free the connection's memory."""
         self._hold |= _CLOSED
         self.closing_since = self.closing_since or self._server.loop.time()
         self._responses.abandon()

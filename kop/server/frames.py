@@ -84,7 +84,7 @@ class FrameSplitter:
     __slots__ = ("_first", "_prefix", "incomplete", "largest", "smallest")
 
     def __init__(self, largest: int) -> None:
-        """`largest`: bytes that a frame may have."""
+        """`largest`: the bytes that a frame may have."""
         self.largest = largest
         """The bytes that a frame may have."""
         self.smallest = SMALLEST
@@ -107,8 +107,8 @@ class FrameSplitter:
     def next(self, data: memoryview, pos: int, *, plenty: bool = True) -> memoryview | None:
         """Return the frame whose size field begins at `pos`, without that field.
 
-        None if it is not whole: the bytes of it that are there were copied then, to `incomplete` if the size is known.
-        FrameError for a size that no request has. `plenty` is true if there is much memory.
+        None if it is not whole: its bytes so far were copied then, to `incomplete` if the size is known. FrameError if
+        no request can have the size. `plenty` is true if there is much memory.
         """
         start = pos + 4
         end = len(data)

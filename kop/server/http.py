@@ -41,7 +41,7 @@ def metrics_page(registry: CollectorRegistry) -> Handler:
 
 
 async def health_page(_request: web.Request) -> web.Response:
-    """Answer 200: the process lives."""
+    """Answer 200: the process runs."""
     return web.Response(text="ok\n")
 
 

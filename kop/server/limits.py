@@ -65,12 +65,12 @@ class MemoryBudget:
         self._waiting[waiter] = None
 
     def forget(self, waiter: Waiter) -> None:
-        """Take a waiter out of the queue for memory."""
+        """Remove a waiter from the queue for memory."""
         self._waiting.pop(waiter, None)
 
     def freed(self) -> None:
-        """Wake those that wait, one after the other in the next round of the loop, while there is memory. To be called
-        after `used` became less.
+        """Call those that wait for memory, one after the other in the next round of the loop, while there is some. To
+        be called after `used` became less.
         """
         if self._waiting and not self._planned and not self.short:
             self._planned = True

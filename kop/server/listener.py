@@ -148,7 +148,9 @@ class Server:
         return bound[0], bound[1]
 
     def watch(self, tls: TlsContext) -> None:
-        """Read the files of certificates again when they have changed, and tell for how long they hold."""
+        """Read the files of certificates again when they have changed, and show in metrics for how long they are
+        valid.
+        """
         tls.look()
         self._certificates.append(tls)
 
@@ -216,7 +218,7 @@ class Server:
         return family
 
     def admit(self, connection: ClientConnection) -> bool:
-        """Count a connection in; return false, so that it is closed, if a limit on connections is reached."""
+        """Count a new connection; return false, so that it is closed, if a limit on connections is reached."""
         host = connection.info.client_host
         if self._draining:
             return False
@@ -241,13 +243,13 @@ class Server:
         return True
 
     def held(self, connection: ClientConnection) -> float:
-        """Return the seconds after which a connection that was counted in has to be closed, as its address opens more
-        than a quota allows; 0 if it has not.
+        """Return the seconds after which a connection that was counted has to be closed, because its address opens more
+        than a quota allows; 0 if it does not.
         """
         return self._throttling.connected(connection.info.client_host)
 
     def release(self, connection: ClientConnection) -> None:
-        """Count a connection out that is closed."""
+        """Stop counting a connection, which is closed."""
         if connection in self._connections:
             self._connections.discard(connection)
             host = connection.info.client_host

@@ -21,9 +21,7 @@ _ESTABLISHED = 1
 
 
 def plain_host(host: str) -> str:
-    """Return an IPv4 address in its own form if a dual-stack socket shows it mapped into IPv6; any other address as it
-    is.
-    """
+    """Return an IPv4 address as such if a dual-stack socket shows it mapped into IPv6; any other address unchanged."""
     return host.removeprefix("::ffff:") if "." in host else host
 
 

@@ -160,10 +160,11 @@ class RequestPipeline:
             raise FrameError(f"a {name} of {size} bytes is larger than any client sends")
 
     def start(self, frame: memoryview, conn: ConnectionInfo, *, owned: bool) -> Answer:
-        """Start one request. A FrameError means that the connection has to be closed.
+        """Start one request, and return its answer, which may come later. FrameError if the connection has to be
+        closed.
 
-        `owned`: the frame's memory is its own. Else it is used again as soon as this returns. If the client has quotas
-        `conn.meter` is what the request takes of them.
+        `owned`: the frame's memory is its own. Else it is used again as soon as this returns. If the client has quotas,
+        `conn.meter` counts what the request uses of them.
         """
         if conn.login is not None and (early := self._before_login(conn.login, frame, conn)) is not None:
             return early
@@ -213,7 +214,7 @@ class RequestPipeline:
         return result
 
     def _meter(self, frame: memoryview, conn: ConnectionInfo) -> Meter | None:
-        """Return what counts a request against the quotas that hold for its client; None if there are none.
+        """Return the meter that counts a request against the quotas of its client; None if there are none.
 
         Brokers are not held for the time that their calls take.
         """
@@ -239,8 +240,7 @@ class RequestPipeline:
 
     def _before_login(self, login: Login, frame: memoryview, conn: ConnectionInfo) -> Answer | None:
         """Return the answer to a frame of a client that has not logged in; None for a request that is served.
-
-        FrameError: the connection is closed without an answer.
+        FrameError if the connection has to be closed without an answer.
         """
         if login.takes_raw_tokens:
             return self._raw_token(login, frame, conn)
@@ -268,7 +268,7 @@ class RequestPipeline:
         return answer
 
     def _raw_token(self, login: Login, frame: memoryview, conn: ConnectionInfo) -> Answer:
-        """Take a token that has no header, as clients of SaslHandshake 0 send them."""
+        """Handle a login token that has no header, as clients of SaslHandshake 0 send them, and return its answer."""
         served = self._served[SASL_AUTHENTICATE]
         later = Later()
         later.started, later.latencies = self.arrived, served.latencies
@@ -314,7 +314,7 @@ class RequestPipeline:
         return later
 
     def _take(self, served: _ServedApi, ctx: Context, encoded: bool, later: Later, result: Any) -> None:
-        """Make the frame of the handler's result, or of the error that it ended with, and give it to the answer."""
+        """Give an answer the frame of the handler's result, or of the error that the handler ended with."""
         try:
             if isinstance(result, FrameError | asyncio.CancelledError):
                 later.refuse(result)
@@ -329,9 +329,9 @@ class RequestPipeline:
             later.give(frame)
 
     def _handle(self, served: _ServedApi, ctx: Context, request: Any, *, reads: bool = True) -> Any:
-        """Check the rights to the whole request, resolve the names in it, then run the handler.
+        """Check the rights that the whole request needs, resolve the names in it, then run the handler.
 
-        `reads`: what was granted is read first where it may not be known.
+        `reads`: grants that may not be known are read first.
         """
         access = self._access
         if not access.is_open:
@@ -345,8 +345,8 @@ class RequestPipeline:
         return served.handler(self._gw, ctx, request)
 
     async def _in_parts(self, served: _ServedApi, ctx: Context, body: memoryview) -> Frame | None:
-        """Answer a large request: decode and encode it in a thread, and let other clients have their turn between its
-        parts.
+        """Answer a large request: decode and encode it in a thread, and let the requests of other clients run between
+        its parts.
         """
         api = served.api
         try:
@@ -376,7 +376,7 @@ class RequestPipeline:
         return frame
 
     async def _after_reading(self, namespaces: Collection[str], served: _ServedApi, ctx: Context, request: Any) -> Any:
-        """Handle a request once it is known what was granted in these namespaces."""
+        """Handle a request once the grants in these namespaces were read."""
         await self._access.read(namespaces)
         return await _waited(self._handle(served, ctx, request, reads=False))
 
@@ -432,12 +432,12 @@ def _in_tasks(handler: Handler) -> Handler:
 
 
 async def _waited(result: Any) -> Any:
-    """Return a handler's result, after waiting for it if it comes later."""
+    """Return a handler's result; if the result comes later, wait for it."""
     return await result if isinstance(result, Later) else result
 
 
 def _groups(ctx: Context, served: _ServedApi, request: Any) -> Iterable[str]:
-    """Return the groups in a request of which the client may be told."""
+    """Return the groups in a request that the client is allowed to see."""
     for need in served.groups:
         if need.names is not None and need.operation is not None:
             allowed = partial(ctx.access.may, ctx.conn, need.operation, ResourceType.GROUP)

@@ -26,7 +26,7 @@ class ResponseOrder(deque[Answer]):
         return ready
 
     def abandon(self) -> None:
-        """Forget all answers, and end what they wait for: nobody is there to read them."""
+        """Drop all answers, and cancel the work for them: nobody is there to read them."""
         for answer in self:
             answer.taker = None
             if answer.waiting is not None:

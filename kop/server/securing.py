@@ -67,7 +67,8 @@ def listener_security(
     parts: LoginParts,
     of_mechanism: Callable[[str], ListenerSettings],
 ) -> ListenerSecurity:
-    """Return what a listener asks of its clients. ConfigError if its certificate or a mechanism cannot be had.
+    """Return the TLS and login rules of a listener. ConfigError if its certificate cannot be read, or a mechanism
+    cannot be offered.
 
     `of_mechanism` returns the listener's settings for a mechanism.
     """
@@ -89,7 +90,7 @@ def listener_security(
 
 
 def _space_of_anybody(membership: TenantMembership) -> Space:
-    """Return where clients belong that say nothing of who they are. ConfigError if the rules are wrong about that."""
+    """Return the space of clients that do not identify themselves. ConfigError if the rules for it are wrong."""
     try:
         return membership.at_once(ANONYMOUS)
     except ValueError as error:
@@ -129,7 +130,7 @@ def _mechanisms(
 
 
 def _token_check(endpoint: Endpoint, settings: ListenerSettings, parts: LoginParts) -> TokenCheck:
-    """Return what checks the tokens of a listener. ConfigError if nothing is said of them."""
+    """Return the check of a listener's tokens. ConfigError if the settings name none."""
     # 20 ms of imports, for those who want it.
     from kop.security import tokens  # noqa: PLC0415
 
@@ -178,7 +179,9 @@ def _token_check(endpoint: Endpoint, settings: ListenerSettings, parts: LoginPar
 
 
 def _plain_users(endpoint: Endpoint, jaas: str) -> dict[str, str]:
-    """Return the passwords of the users that Kafka's text for PlainLoginModule has. ConfigError if it is wrong."""
+    """Return the passwords of the users in Kafka's JAAS text for PlainLoginModule. ConfigError if the text is
+    malformed.
+    """
     setting = f"listener.name.{endpoint.key}.plain.sasl.jaas.config"
     if not jaas:
         return {}
@@ -195,9 +198,9 @@ def _plain_users(endpoint: Endpoint, jaas: str) -> dict[str, str]:
 
 
 def dialer(between: Endpoint, settings: ListenerSettings, *, alone: bool) -> Dialer:
-    """Return what opens connections to the listener between brokers; `alone`: there are no other brokers.
+    """Return the object that opens connections to the listener between brokers; `alone`: there are no other brokers.
 
-    ConfigError if the login of brokers or the CAs that they trust cannot be had.
+    ConfigError if the login of brokers is wrong, or the CAs that they trust cannot be read.
     """
     if alone:
         return Dialer(None, None, _nonce)
@@ -234,7 +237,9 @@ def _tls_files(settings: ListenerSettings) -> TlsFiles:
 
 
 def _name_of(endpoint: Endpoint, settings: ListenerSettings) -> Callable[[str], str] | None:
-    """Return what names clients by their certificates; None if they have none, or log in besides, which counts then."""
+    """Return the function that makes a client's name of its certificate; None if clients have no certificates, or log
+    in besides: then the login gives the name.
+    """
     if not endpoint.has_tls or endpoint.has_sasl or settings.ssl_client_auth == "none":
         return None
     try:

@@ -109,7 +109,7 @@ class ServerSettings(Settings):
     )
 
     def problems(self) -> Iterable[str]:
-        """Return a line for each contradiction between listeners."""
+        """Yield a line for each contradiction between listeners."""
         yield from super().problems()
         if not self.listeners:
             if self.advertised_listeners or self.inter_broker_listener_name:

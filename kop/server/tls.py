@@ -38,10 +38,11 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         buffer: memoryview,
         shown: Callable[[bytes], None],
     ) -> None:
-        """Begin. All connections of a loop may have the same `buffer`: encrypted bytes are in it for a moment.
+        """Begin. All connections of a loop may have the same `buffer`: encrypted bytes are in it for a moment. `inner`
+        is the connection, `failed` is called if TLS fails.
 
-        `shown` is called with the certificate of a client that has one, in DER, once it is checked; ValueError says why
-        the client is not taken.
+        `shown` is called with the certificate of a client that has one, in DER, once it is checked; it raises
+        ValueError to refuse the client, with the reason.
         """
         super().__init__()
         self._incoming = ssl.MemoryBIO()
@@ -82,18 +83,20 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._inner.connection_lost(exc)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Room for encrypted bytes."""
+        """Return the memory for encrypted bytes that arrive next."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take encrypted bytes."""
+        """Decrypt bytes that arrived, and hand them on."""
         self._begun = True
         self._incoming.write(self._buffer[:nbytes])
         if self._shaken or self._shake():
             self._feed()
 
     def eof_received(self) -> bool:
-        """Let what the client sent take effect, as the connection does without TLS."""
+        """Handle that the client has closed its half of the connection; what it sent still takes effect, as without
+        TLS.
+        """
         self._incoming.write_eof()
         if not self._shaken:
             return False
@@ -155,7 +158,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
     # --- bytes in
 
     def _feed(self) -> None:
-        """Give the connection what can be decrypted, until it has enough."""
+        """Give the connection the bytes that can be decrypted, until it has enough."""
         if self._feeding:
             return
         self._feeding = True
@@ -179,7 +182,8 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self._send()
 
     def _decrypt(self, room: memoryview) -> tuple[int, Callable[[], object] | None]:
-        """Fill `room` as far as there is something: the bytes, and what to do behind them if TLS has ended.
+        """Fill `room` with decrypted bytes; return their number, and the function to call after them if TLS has ended,
+        else None.
 
         OpenSSL gives one record at a time, and some clients make one of each few bytes: the connection is to be told of
         all at once.
@@ -217,7 +221,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
     # --- the connection's side: a transport
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return what the socket's transport knows; `ssl_object` is the session."""
+        """Return information of the socket's transport by its name; `ssl_object` is the TLS session."""
         if name == "ssl_object":
             return self._tls
         return default if self._transport is None else self._transport.get_extra_info(name, default)
@@ -227,13 +231,13 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         return self._transport is None or self._transport.is_closing()
 
     def pause_reading(self) -> None:
-        """Read no more from the socket, and give nothing more that was read."""
+        """Read no more from the socket, and hold back what was read already."""
         self._paused = True
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Go on, with what was read and not given yet first."""
+        """Read again; what was held back comes first."""
         self._paused = False
         if self._transport is None:
             return
@@ -242,7 +246,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self._loop.call_soon(self._feed)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Set from how many encrypted bytes on the client is said not to read."""
+        """Set the number of encrypted bytes from which on the client counts as not reading."""
         if self._transport is not None:
             self._transport.set_write_buffer_limits(high=high, low=low)
 
@@ -266,7 +270,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._send()
 
     def write_eof(self) -> None:
-        """Say that no more answers come."""
+        """Tell the client that no more answers come."""
         if self._transport is None:
             return
         if self._shaken:
@@ -282,7 +286,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         return True
 
     def close(self) -> None:
-        """Close after what was written is sent."""
+        """Close the connection after all that was written is sent."""
         if self._transport is None:
             return
         if self._shaken and not self._transport.is_closing():
@@ -294,7 +298,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._transport.close()
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close the connection at once."""
         self._shake_no_more()
         if self._transport is not None:
             self._transport.abort()
@@ -334,7 +338,7 @@ _REASONS: Final = {
 
 
 def _is_of_certificate(error: ssl.SSLError) -> bool:
-    """Return true if a client is refused for the certificate that it shows, or does not show."""
+    """Return true if TLS failed because of the certificate that a client shows, or because it shows none."""
     return isinstance(error, ssl.SSLCertVerificationError) or error.reason == _NO_CERTIFICATE
 
 

@@ -67,9 +67,10 @@ class Formats:
 
 
 def take_formats(given: Given, pulsar: PulsarAccess | None, *, writing: bool = False) -> Formats | None:
-    """Take the options of typed columns out of those that were given; None if all columns are bytes. OptionError.
+    """Take the options of typed columns out of those that were given, and return them; None if all columns are bytes.
+    OptionError if an option has a wrong value, or contradicts or lacks another one.
 
-    Who writes JSON needs no schema for it.
+    `writing`: a write of JSON needs no schema.
     """
     columns = {}
     for column, version in (("value", "schemaVersion"), ("key", "keySchemaVersion")):
@@ -138,7 +139,7 @@ def wants_schemas(given: Given) -> bool:
 
 
 def pulsar_access(given: Given) -> PulsarAccess:
-    """Take the options of Pulsar's admin REST out of those that were given."""
+    """Take the options of Pulsar's admin REST out of those that were given, and return them."""
     return PulsarAccess(
         given.take("pulsar.admin.url", text, ""),
         given.take("pulsar.auth", text, ""),
@@ -151,7 +152,7 @@ def _version(value: str) -> int | None:
 
 
 def _text(value: str) -> str:
-    """Return a schema that is text; `@PATH` is the text of a file, which the driver reads."""
+    """Return a schema that was given as text; for `@PATH`, the text of that file, which the driver reads."""
     value = text(value)
     try:
         return _file(value).decode() if value.startswith("@") else value
@@ -160,7 +161,7 @@ def _text(value: str) -> str:
 
 
 def _binary(value: str) -> str:
-    """Return a schema that is bytes in base64; `@PATH` is a file of the bytes themselves."""
+    """Return a schema that was given as bytes in base64; for `@PATH`, the bytes of that file."""
     value = text(value)
     return b64encode(_file(value)).decode() if value.startswith("@") else value
 

@@ -32,11 +32,13 @@ class Given:
         return name.lower() in self._given
 
     def value(self, name: str) -> str:
-        """Return the value of an option that is taken later; empty if it was not given."""
+        """Return the value of an option without taking it; empty if it was not given."""
         return self._given.get(name.lower(), ("", ""))[1]
 
     def take(self, name: str, parse: Callable[[str], T], default: T) -> T:
-        """Return the value of an option, or the default; OptionError if `parse` raises ValueError."""
+        """Take an option out and return its parsed value, or the default if it was not given. OptionError if `parse`
+        raises ValueError.
+        """
         given = self._given.pop(name.lower(), None)
         if given is None:
             return default
@@ -47,7 +49,7 @@ class Given:
             raise OptionError(f"set {name} to another value: {value} {error}") from None
 
     def left(self) -> list[str]:
-        """Return the names of the options that were not taken, as the user wrote them."""
+        """Return the names of the options that nobody took, as the user wrote them."""
         return sorted(name for name, _ in self._given.values())
 
 

@@ -234,7 +234,9 @@ CONNECTION_OPTIONS: Final = tuple(f"kafka.{name}" for name in PROPERTIES)
 
 
 def connection_options(given: Given) -> ConnectionOptions:
-    """Take the options of the connection out of those that were given; OptionError says which option is wrong."""
+    """Take the options of the connection out of those that were given, and return them. OptionError if one is wrong,
+    with its name.
+    """
     if not given.has("kafka.bootstrap.servers"):
         table = (
             ""
@@ -346,7 +348,7 @@ def _read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions
 
 
 def _take_without_effect(given: Given) -> None:
-    """Take options that have no effect here, so that users of Spark's Kafka source need not remove them."""
+    """Take out options that have no effect here, so that users of Spark's Kafka source need not remove them."""
     given.take("groupIdPrefix", text, "")
     given.take("kafka.group.id", text, "")
     given.take("kafka.max.poll.records", whole(1), 1)

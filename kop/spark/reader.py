@@ -73,7 +73,7 @@ class Columns(Protocol):
         """True if the batches have to have the column of the versions of Pulsar's schemas."""
 
     def make(self) -> RowMaker:
-        """Return what makes the rows of one task."""
+        """Return the object that turns batches of records into rows, for one task."""
 
 
 def read_task(

@@ -122,8 +122,8 @@ class KopDataSource(DataSource):
         return KopLimitedStreamReader(options, columns)
 
     def _checked(self, schema: StructType, options: ReadOptions) -> Any:
-        """Return what makes the columns that are no bytes, None if all are; OptionError if the user's schema has other
-        columns.
+        """Return the object that makes the decoded or typed columns; None if all columns are bytes. OptionError if the
+        user's schema has other columns than the options give.
         """
         own = self._own_columns()
         if options.decoder is None and options.formats is None:

@@ -87,7 +87,7 @@ class StreamState:
         return dict(self._initial)
 
     def stop_at_latest(self) -> None:
-        """Keep the present ends of the logs as the end of the query, and add no partition from now on."""
+        """Make the present ends of the logs the end of the query, and add no partition from now on."""
         self._discover()
         self._target = self._ask_latest(self._partitions)
 

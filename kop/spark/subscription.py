@@ -59,7 +59,9 @@ def find_partitions(
     now: Callable[[], float] = clock.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Partitions:
-    """Return all partitions of the read, in order; MissingTopicError if one that an option names does not exist."""
+    """Return all partitions of the read, in order. MissingTopicError if a topic or partition that an option names does
+    not exist.
+    """
     partitions, missing = settle_partitions(lookup, options, now, sleep)
     if missing:
         raise MissingTopicError(missing)
@@ -147,16 +149,16 @@ def find_ranges(
 
 
 def resolve_start(lookup: OffsetLookup, options: ReadOptions, partitions: Collection[TopicPartition]) -> Offsets:
-    """Return the offset at which reading starts in each partition; OptionError if the option names other partitions."""
+    """Return the offset at which reading starts in each partition. OptionError if the option names other partitions, or
+    a time after the last record while late starts are not allowed.
+    """
     return find_start(lookup, options, partitions)[0]
 
 
 def find_start(
     lookup: OffsetLookup, options: ReadOptions, partitions: Collection[TopicPartition]
 ) -> tuple[Offsets, set[TopicPartition]]:
-    """Return the offset at which reading starts in each partition, and the partitions that start at the end of their
-    logs, which is another offset the next time.
-    """
+    """Return what `resolve_start` returns, and the partitions that start at the end of their logs, which moves."""
     bound = options.starting
     starts = find_offsets(lookup, options, bound, partitions)
     late = [p for p, offset in starts.items() if offset < 0]
@@ -174,8 +176,8 @@ def find_start(
 def resolve_end(
     lookup: OffsetLookup, options: ReadOptions, bound: Bound, partitions: Collection[TopicPartition]
 ) -> Offsets:
-    """Return the offset at which reading ends in each partition, the first that is not read; the log's end if no record
-    is as late as the option's time.
+    """Return, for each partition, the offset at which reading ends, which is the first that is not read. It is the end
+    of the log if no record is as late as the option's time. OptionError if the option names other partitions.
     """
     ends = find_offsets(lookup, options, bound, partitions)
     open_end = [p for p, offset in ends.items() if offset < 0]
@@ -187,7 +189,7 @@ def find_offsets(
 ) -> Offsets:
     """Return the offset that `bound` names in each partition; -1 if no record is that late.
 
-    OptionError if it names other partitions than these.
+    OptionError if `bound` names other partitions than these.
     """
     isolation = options.fetch.isolation
     if bound.everywhere is not None:

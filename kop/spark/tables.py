@@ -50,9 +50,10 @@ def sql(spark: Any, text: str, options: Mapping[str, Any]) -> Any:
 
 
 def make_view(reader: Any, name: str, options: Mapping[str, str], watermark: str = "") -> None:
-    """Make the view of a topic. `reader` is `spark.read`, or `spark.readStream` for a view that goes on.
+    """Make the view of a topic. `reader` is `spark.read`, or `spark.readStream` for a streaming view.
 
-    `watermark`: COLUMN DELAY, of a stream. A column within another one is a column of its own then, by its last name.
+    `watermark`: COLUMN DELAY, for a streaming view. A nested COLUMN becomes a column of its own, under the last part of
+    its name.
     """
     frame = reader.format("kop").options(**options).load()
     if watermark:
@@ -66,7 +67,7 @@ def make_view(reader: Any, name: str, options: Mapping[str, str], watermark: str
 
 @contextlib.contextmanager
 def _without_log() -> Iterator[None]:
-    """Keep PySpark from logging the errors of a query, which are either what is looked for or raised."""
+    """Suppress PySpark's logging of a query's errors within the block: the caller handles or raises them."""
     log = logging.getLogger(_LOG)
     before, log.disabled = log.disabled, True
     try:

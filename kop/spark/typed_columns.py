@@ -41,7 +41,9 @@ class TypedPlan:
         return {name: plan.sql for name, plan in self.plans.items()}
 
     def of_types(self, kinds: Mapping[str, pa.DataType]) -> TypedPlan:
-        """Return the plan for columns of these types, as Spark has them; OptionError if the schemas say other ones."""
+        """Return the plan for columns of these types, as Spark has them. OptionError if the schemas give other
+        types.
+        """
         made = {}
         for name, plan in self.plans.items():
             try:
@@ -56,7 +58,7 @@ class TypedPlan:
         return any(plan.names_versions for plan in self.plans.values())
 
     def make(self) -> TypedRows:
-        """Return what makes the rows of one task."""
+        """Return the object that makes the rows of one task."""
         return TypedRows(self)
 
 
@@ -68,8 +70,8 @@ class TypedRows:
         self._readers = {name: columns.reader_of(of_column) for name, of_column in plan.plans.items()}
 
     def add(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows with typed columns, and `decodeError` behind them if bad records are to be null.
-        RecordDecodeError for a bad record else. The column `schemaVersion` of the batch, if it is there, is taken out.
+        """Return the rows with typed columns in place of bytes, without the column `schemaVersion`. A bad record raises
+        RecordDecodeError, unless bad records are to be null: then the column `decodeError` is added.
         """
         made, versions = batch, None
         if SCHEMA_VERSION in batch.schema.names:
@@ -96,7 +98,9 @@ class TypedRows:
 
 
 def plan_columns(options: ReadOptions) -> TypedPlan | None:
-    """Return the plan of the typed columns, for which registries are asked; None if all are bytes. OptionError."""
+    """Return the plan of the typed columns; None if all are bytes. Schema registries are asked. OptionError if an
+    option is missing or wrong, or if a registry has no usable schema or does not answer.
+    """
     formats = options.formats
     if formats is None:
         return None
@@ -113,7 +117,10 @@ def plan_columns(options: ReadOptions) -> TypedPlan | None:
 
 
 def plan_writes(options: WriteOptions, kinds: Mapping[str, pa.DataType]) -> dict[str, WritePlan]:
-    """Return how the columns of a write that have formats are encoded, for which registries are asked; OptionError."""
+    """Return, by column, how the columns of a write that have formats are encoded; `kinds` are their Arrow types.
+    Schema registries are asked. OptionError if an option is missing or wrong, if a registry has no fitting schema or
+    does not answer, or if a schema does not fit the column's type.
+    """
     assert options.formats is not None
     plans = {}
     for name, kind in kinds.items():
@@ -128,7 +135,9 @@ def plan_writes(options: WriteOptions, kinds: Mapping[str, pa.DataType]) -> dict
 def schema_source(
     name: str, formats: Formats, topic: str | None, connection: ConnectionOptions, *, writing: bool = False
 ) -> columns.SchemaSource:
-    """Return where the schema of a column is found; `topic` is None if the rows are of several. OptionError."""
+    """Return the place of the schema of the column `name`. `topic` is None if the rows are of several topics: then
+    OptionError, unless an option names the schema or its subject.
+    """
     wanted = formats.columns[name]
     source = columns.SchemaSource(
         name, wanted.format, wanted.schema, wanted.message, subject=wanted.subject, version=wanted.version

@@ -176,9 +176,7 @@ class _StreamEnd:
         _check_tasks(self._write.options.exactly_once, messages, batchId)
 
     def abort(self, messages: list[Any], batchId: int) -> None:
-        """Do nothing: a transaction that did not end is aborted by the next attempt, or in
-        time.
-        """
+        """Do nothing: a transaction that did not end is aborted by the next attempt, or by its timeout."""
 
 
 class ArrowStreamWriter(_StreamEnd, _ArrowStreamBase):
@@ -228,7 +226,9 @@ def make_write(options: Mapping[str, str], schema: Any, *, streaming: bool) -> W
 
 
 def _plans(options: WriteOptions, schema: Any) -> dict[str, WritePlan]:
-    """Return how the columns that have formats are written, for which registries are asked; OptionError."""
+    """Return, by column, how the columns that have formats are encoded; see `plan_writes`. OptionError if a column has
+    no usable schema.
+    """
     if options.formats is None:
         return {}
     from kop.spark.typed_columns import plan_writes  # noqa: PLC0415 (a module that takes pyarrow along)

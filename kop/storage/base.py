@@ -134,17 +134,17 @@ class AppendWaiter(Protocol):
     """
 
     def reserve(self, size: int) -> None:
-        """Take in that an engine that checks records (`Promises.checks_records`) will decompress a batch to at most
-        `size` bytes.
+        """Count `size` bytes to which a batch will be decompressed, in an engine that checks records
+        (`Promises.checks_records`).
 
-        Below zero: so many fewer they were. BackendError if the request had its share: the batch is refused.
+        Below zero: so many fewer they were. BackendError if the request has used up its share: the batch is refused.
         """
 
     def appended(self, place: int, result: AppendResult) -> None:
-        """Take in that the batch that was submitted with `place` is durable."""
+        """Handle that the batch that was submitted with `place` is durable."""
 
     def append_failed(self, place: int, error: KopError) -> None:
-        """Take in that this batch was refused, or that it is not known if it is stored. Others may be given the same
+        """Handle that this batch was refused, or that it is not known if it is stored. Others may be given the same
         `error`: who keeps or raises it makes a `fresh_copy`.
         """
 
@@ -315,9 +315,10 @@ class PartitionLog(LeaderOfLog, Protocol):
         place: int,
         from_zero: bool = False,
     ) -> None:
-        """Take one validated RecordBatch v2; `waiter` is told once, with `place`, when it is durable or has failed.
+        """Accept one validated RecordBatch v2, to be stored; `waiter` is called once, with `place`, when it is durable
+        or has failed.
 
-        It may be told before this returns. The order of calls is the order in the log. The engine keeps `batch` (no
+        It may be called before this returns. The order of calls is the order in the log. The engine keeps `batch` (no
         view into a buffer that is used again), writes the base offset and leader epoch 0 into it or into a copy, and on
         a LogAppendTime topic the append time. Idempotent producers are checked here (`kop.storage.idempotence`): a
         duplicate ends with the original's result once that is durable. `from_zero`: the producer begins each of its
@@ -328,10 +329,11 @@ class PartitionLog(LeaderOfLog, Protocol):
         """
 
     def direct_writer(self, header: BatchHeader) -> object | None:
-        """Return the object that compiled code gives batches to instead of `submit`, as long as its `open` is true.
+        """Return the object that compiled code gives batches to instead of `submit`, as long as its `open` is true;
+        None if all have to go to `submit`.
 
-        It takes batches of the producer of `header`, or of all that have none, behind those that `submit` was given,
-        compressed or not, and none of a transaction. None if all have to go to `submit`.
+        It accepts batches of the producer of `header`, or of all that have none, compressed or not, and none of a
+        transaction. They follow those that `submit` was given.
         """
 
     def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:
@@ -359,7 +361,7 @@ class PartitionLog(LeaderOfLog, Protocol):
         """
 
     def join_transaction(self, producer_id: int, producer_epoch: int, storage_transaction: bytes) -> None:
-        """Take in that the partition is in the open transaction of that producer, and was prepared
+        """Note that the partition is in the open transaction of that producer, and was prepared
         (`TransactionStorage.add`).
 
         Transactional batches of that producer id and epoch that are submitted from now on belong to it, until the next
@@ -367,8 +369,8 @@ class PartitionLog(LeaderOfLog, Protocol):
         """
 
     def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` each time one of the log's bounds moves, or the topic goes; return the function that ends
-        this.
+        """Call `callback` each time one of the log's bounds moves, or the topic is deleted; return the function that
+        ends this.
 
         The bounds are the log start, the high watermark and the last stable offset.
         """
@@ -452,18 +454,19 @@ class TransactionStorage(Protocol):
     async def add(self, storage_transaction: bytes, partitions: Collection[tuple[str, int]]) -> None:
         """Prepare partitions, before a producer appends to them: see `PartitionLog.join_transaction`.
 
-        Topics go by the names of `Topics`. UNKNOWN_TOPIC_OR_PARTITION if one does not exist.
+        Topics are named as in `Topics`. UNKNOWN_TOPIC_OR_PARTITION if one does not exist.
         """
 
     async def confirm(self, storage_transaction: bytes, partitions: Collection[tuple[str, int]]) -> None:
-        """Raise TRANSACTION_ABORTABLE if storage, or somebody else than the coordinator, has ended the transaction.
+        """Raise TRANSACTION_ABORTABLE if storage, or somebody else than the coordinator, has ended the transaction, so
+        that nothing of it can be committed any more.
 
-        `partitions`: those that were added. Ended so, nothing of it can be committed any more.
+        `partitions`: those that were added.
         """
 
     def stop_writes(self, storage_transaction: bytes) -> None:
-        """Write nothing into the transaction of that name from now on, since its end is decided, here or by another
-        broker: what was submitted and still waits is refused. An empty name is none.
+        """Refuse all further writes into the transaction of that name, and what was submitted and still waits: its end
+        is decided, here or by another broker. An empty name is none.
         """
 
     async def nobody_else_writes(self, ended: EndedTransaction) -> bool:
@@ -630,10 +633,10 @@ class Grants(Protocol):
         """Return those of the namespaces that have to be read before anything is decided by their grants."""
 
     async def read(self, namespaces: Collection[str]) -> None:
-        """Read the grants of namespaces; what cannot be read is not known then."""
+        """Read the grants of these namespaces from the server. Those that cannot be read count as not known."""
 
     def follow(self, namespace: str) -> None:
-        """Read the grants of a namespace from now on until the engine is closed."""
+        """Read the grants of a namespace again and again from now on, until the engine is closed."""
 
     def follows(self, namespace: str) -> bool:
         """Return true if the grants of a namespace are read again and again."""

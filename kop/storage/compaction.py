@@ -28,7 +28,8 @@ _LAST_MS: Final = 2**63 - 1
 
 
 def is_due(policy: LogPolicy, *, dirty_bytes: int, cleanable_bytes: int, oldest_ms: int, now_ms: int) -> bool:
-    """Return true if enough of a log was not seen by a compaction, or if some of it has waited too long.
+    """Return true if a log has to be compacted: enough of it is dirty (no compaction has seen it), or the oldest dirty
+    part has waited too long.
 
     `cleanable_bytes` are those of the part that may be cleaned, the dirty ones among them; `oldest_ms` is the oldest
     max timestamp of the dirty part.
@@ -40,7 +41,9 @@ def is_due(policy: LogPolicy, *, dirty_bytes: int, cleanable_bytes: int, oldest_
 
 
 def delete_horizon(policy: LogPolicy, now_ms: int) -> int:
-    """Return the time (ms) from which on a tombstone may go that a compaction at `now_ms` is the first to see."""
+    """Return the time (ms) from which on a tombstone may be removed that a compaction at `now_ms` is the first to
+    see.
+    """
     return min(now_ms + policy.delete_retention_ms, _LAST_MS)
 
 

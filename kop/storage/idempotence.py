@@ -347,7 +347,7 @@ class ProducerStates:
             self.transactions.commit(offset + 1)
 
     def snapshot(self, wall_ahead_ms: int = 0) -> Snapshot:
-        """Return the committed state, without pending batches, for `restore`, by way of JSON.
+        """Return the state without pending batches, those that are not stored yet, for `restore`, by way of JSON.
 
         `wall_ahead_ms` is the wall clock less the clock of `append`, now.
         """
@@ -376,7 +376,7 @@ class ProducerStates:
         wall_ahead_ms: int = 0,
         used_ms: int = _FOREVER,
     ) -> ProducerStates:
-        """Return the producers of a snapshot. InternalError if it is none.
+        """Return the producers of a snapshot. InternalError if it is malformed.
 
         `aborted` are the partition's aborted transactions, which no snapshot holds. For `wall_ahead_ms` see `snapshot`.
         No producer was last seen after `used_ms`, which is now.
@@ -409,7 +409,9 @@ class ProducerStates:
         return states
 
     def views(self) -> Sequence[ProducerInfo]:
-        """Return the committed producers, by id."""
+        """Return what is known of the producers whose batches are stored, ordered by id. Batches that are still being
+        stored are left out.
+        """
         begun = self.transactions.open_transactions
         return [
             ProducerInfo(

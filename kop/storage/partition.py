@@ -101,10 +101,10 @@ class Partition:
         place: int,
         from_zero: bool = False,
     ) -> None:
-        """Take a batch; `waiter` is told when it is durable or has failed. See `PartitionLog.submit`."""
+        """Accept a batch; `waiter` is told when it is durable or has failed. See `PartitionLog.submit`."""
 
     def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:
-        """Take a batch and return a future of its result; see `PartitionLog.append`."""
+        """Accept a batch and return a future of its result; see `PartitionLog.append`."""
         waiter = AppendFuture()
         self.submit(batch, header, now_ms=now_ms, waiter=waiter, place=0)
         return waiter.future
@@ -175,8 +175,8 @@ class Partition:
         return self._observers is not None
 
     def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` when the high watermark or the log start moves or the topic goes; return the function that
-        ends this.
+        """Call `callback` when the high watermark or the log start moves or the topic is deleted; return the function
+        that ends this.
         """
         if self._observers is None:
             self._observers = []

@@ -10,12 +10,12 @@ from kop import clock
 
 
 def steady_ms() -> int:
-    """Return ms of a clock that never jumps, since an unknown moment."""
+    """Return the ms of a clock that never jumps; its zero is an unknown moment."""
     return clock.monotonic_ns() // 1_000_000
 
 
 def wall_ahead_ms() -> int:
-    """Return the ms by which the wall clock is ahead of `steady_ms` now: added to a time of that, it gives one that
-    another process understands.
+    """Return the ms by which the wall clock is ahead of `steady_ms` now. Added to a time of `steady_ms`, it gives a
+    time that another process understands.
     """
     return clock.wall_ms() - steady_ms()

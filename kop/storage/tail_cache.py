@@ -128,7 +128,7 @@ class TailCache:
             self._fit()
 
     def leave(self, who: object, size: int) -> None:
-        """Leave `size` bytes of the memory to `who`, in the place of those that it was left before."""
+        """Leave `size` bytes of the memory to `who`, in place of those that it was left before."""
         self._others[who] = size
         self._max_bytes = self._whole - min(sum(self._others.values()), self._whole // 2)
         self._fit()

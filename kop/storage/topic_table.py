@@ -68,7 +68,7 @@ class TopicTable:
         return [self._by_name[name] for name in self._names]
 
     def is_listed(self, namespace: str) -> bool:
-        """Return true: where storage has no namespaces all topics are known."""
+        """Return true: all topics are known, in storage without namespaces."""
         return True
 
     async def list_namespace(self, namespace: str) -> None:

@@ -119,15 +119,15 @@ class TransactionIndex:
         return bisect_left(self._aborted[_MARKERS], offset)
 
     def begin(self, producer_id: int, offset: int) -> None:
-        """Take in that a transactional batch lies at the offset; it begins a transaction if its producer has none."""
+        """Note that a transactional batch lies at the offset; it begins a transaction if its producer has none."""
         if producer_id not in self._producers:
             self._steps.append(_Step(producer_id, offset, offset, None))  # first: it undoes the rest
             self._producers[producer_id] = offset
             self._first_offsets[offset] = producer_id
 
     def end(self, producer_id: int, offset: int, *, commit: bool) -> None:
-        """Take in that a marker lies at the offset. Nothing changes if the producer has no transaction: markers may be
-        repeated.
+        """Note that a marker lies at the offset, which ends the producer's transaction. Nothing changes if it has none:
+        markers may be repeated.
         """
         first_offset = self._producers.get(producer_id)
         if first_offset is not None:
@@ -135,7 +135,7 @@ class TransactionIndex:
             del self._producers[producer_id]
 
     def commit(self, end: int) -> None:
-        """Take in that all batches and markers before the offset `end` are durable."""
+        """Note that all batches and markers before the offset `end` are durable."""
         while self._steps and self._steps[0].offset < end:
             step = self._steps.popleft()
             if step.commit is None:
@@ -170,7 +170,8 @@ class TransactionIndex:
         return overlapping
 
     def drop_markers(self, offsets: Container[int]) -> None:
-        """Forget the aborted transactions whose markers were at these offsets: compaction took all that was of them.
+        """Forget the aborted transactions whose markers were at these offsets: compaction has removed all of their
+        records.
 
         A reader that was told of one would look for its marker, and take later records of the producer for aborted.
         """
@@ -202,7 +203,7 @@ class AbortedRecords:
             self._of_producer.setdefault(transaction.producer_id, []).append(transaction)
 
     def hold(self, producer_id: int, offset: int) -> bool:
-        """Return true if a transactional batch of the producer at the offset is of an aborted transaction."""
+        """Return true if a transactional batch of the producer at the offset belongs to an aborted transaction."""
         of_producer = self._of_producer.get(producer_id)
         if of_producer is None:
             return False

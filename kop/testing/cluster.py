@@ -46,7 +46,9 @@ class Cluster(Startable):
         return ",".join(broker.bootstrap for broker in self.brokers if broker.is_running)
 
     def leader(self, topic: str, partition: int = 0) -> Broker:
-        """Return the broker that leads a partition. KopError UNKNOWN_TOPIC_OR_PARTITION if that is not there."""
+        """Return the broker that leads a partition. KopError UNKNOWN_TOPIC_OR_PARTITION if there is no such
+        partition.
+        """
         __tracebackhide__ = True
         return self._broker(self._any().leader_of(topic, partition))
 

@@ -38,7 +38,7 @@ class Entrance:
             self._issue()
 
     def _issue(self) -> None:
-        """Make a CA, and a certificate of it for this machine."""
+        """Make a CA, and a certificate for this machine that the CA has signed."""
         from kop.security.issuing import issue  # noqa: PLC0415 (a tenth of a second)
 
         now = datetime.fromtimestamp(clock.wall(), UTC)
@@ -63,7 +63,7 @@ class Entrance:
             (self._folder / "ca.pem").write_bytes(self._ca)
 
     def close(self) -> None:
-        """Remove it."""
+        """Remove the file of the CA's certificate."""
         folder, self._folder = self._folder, None
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)

@@ -73,8 +73,8 @@ def by_partition(given: Iterable[Given], partitions: int) -> Mapping[int, list[K
 
 
 async def append(log: PartitionLog, records: Sequence[KafkaRecord]) -> list[KafkaRecord]:
-    """Append records to a partition; return them with partition, offset and timestamp. Raises KopError as the log
-    does.
+    """Append records to a partition; return them with partition, offset and timestamp. Raises the KopError of the log
+    if it refuses them.
     """
     appended: list[KafkaRecord] = []
     for begin in range(0, len(records), _AT_ONCE):

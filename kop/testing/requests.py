@@ -99,7 +99,7 @@ class WatchedRequests(RequestPipeline):
     """The request pipeline of a test's broker, which adds faults and pauses and remembers requests."""
 
     def __init__(self, gateway: Gateway, server: Server) -> None:
-        """Take the place of the server's own request pipeline."""
+        """Replace the server's own request pipeline."""
         super().__init__(gateway)
         self.reads = server.requests.reads
         server.requests = self

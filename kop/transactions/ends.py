@@ -120,8 +120,9 @@ class TransactionEnds:
         self._others = others
 
     async def write(self, ended: EndedTransaction, taken_over_at: float, decided: float) -> None:
-        """Carry out the end of a transaction on all brokers: none takes records for it any more, offsets are committed
-        or dropped, and storage ends it. KopError if a part fails: it is tried again.
+        """Carry out the end of a transaction on all brokers: none accepts records for it any more, offsets are
+        committed or dropped, and storage ends it. KopError if a part fails: it is tried again. For the times see
+        `Markers.write`.
         """
         left_at = self._left_at if self._cluster.alone else max(self._left_at, taken_over_at)
         self.forget(ended.producer_id, ended.storage_transaction)
@@ -143,8 +144,8 @@ class TransactionEnds:
             raise KopError(f"the offsets of transactional id {ended.transactional_id!r} cannot be written", error)
 
     def forget(self, producer_id: int, storage_transaction: bytes) -> None:
-        """Forget that partitions were verified for the producer's transaction, so that this broker takes nothing more
-        for it, and writes nothing that it took before.
+        """Forget that partitions were verified for the producer's transaction, so that this broker accepts nothing more
+        for it, and writes nothing that it accepted before.
         """
         if self.verifier is not None:
             self.verifier.forget(producer_id)
@@ -178,11 +179,12 @@ class TransactionEnds:
         decided: float,
         left_at: float,
     ) -> set[int]:
-        """Have every other broker carry out its part of a transaction's end; return the partitions of
+        """Let every other broker carry out its part of a transaction's end; return the partitions of
         `__consumer_offsets` that this broker coordinates.
 
-        `in_records` is the transaction without its partitions of offsets. `left_at` is the time at which the last
-        broker left that is not told and may have verified something.
+        `in_records` is the transaction without its partitions of offsets. `decided` is the time from which no partition
+        was verified to be in it. `left_at` is the time at which the last broker left that is not told and may have
+        verified something.
         """
         topic_id = self._offsets.topic_id
         parts: dict[int, list[int]] = {broker_id: [] for broker_id in self._others}

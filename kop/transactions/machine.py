@@ -71,7 +71,7 @@ class Transaction:
 
     @property
     def epoch_exhausted(self) -> bool:
-        """True if no client may be given the next epoch, so that the producer id needs a successor."""
+        """True if no client may be given the next epoch, so that another producer id has to replace this one."""
         return self.producer_epoch >= LAST_EPOCH - 1
 
     @property
@@ -355,8 +355,8 @@ def fence(transaction: Transaction, now: int, *, fresh_id: int | None = None) ->
 
 
 def completed(transaction: Transaction, now: int) -> Transaction:
-    """Return the state after all markers of an end are written, to be made durable; a successor takes over its producer
-    id.
+    """Return the state after all markers of an end are written, to be made durable; if a new producer id was chosen, it
+    takes effect.
     """
     if transaction.status not in _PREPARED:
         raise InternalError(f"a transaction of the state {transaction.status.label} cannot be completed")

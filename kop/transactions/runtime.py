@@ -169,7 +169,9 @@ class _Begun(NamedTuple):
     """The time at which it began, by the clock that never goes back."""
 
     def suits(self, timeout_ms: int, now: int) -> bool:
-        """Return true if the next transaction may use it: it has the same timeout, which is not over yet."""
+        """Return true if the next transaction may use this one, which storage has begun already: it has the same
+        timeout, which is not over yet.
+        """
         return timeout_ms == self.timeout_ms and now - self.at < self.timeout_ms
 
 
@@ -309,8 +311,8 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         return "; ".join(filter(None, (loading, refused))) or None
 
     async def stop(self) -> None:
-        """Refuse all requests, and hand over what is queued to be written. An end that is under way goes on after the
-        next start.
+        """Refuse all requests, and hand what is queued to storage. An end that is under way goes on after the next
+        start.
         """
         self._stopped = True
         self._write_complete()

@@ -38,9 +38,9 @@ class RequestHeader(NamedTuple):
 def parse_header(frame: memoryview) -> RequestHeader:
     """Parse the header of a frame (without its size).
 
-    A client id that is no UTF-8 is taken as Kafka takes it, with U+FFFD for what is none: it is but a name to be shown.
-    An API that we do not know has its header read as v1, which is enough to name it. ApiVersions above our
-    newest keeps header v2, as KIP-511 promises.
+    A client id that is no UTF-8 is read as Kafka reads it, with U+FFFD for what is none: it is only a name to be shown.
+    The header of an unknown API is read as version 1, which is enough to name it. ApiVersions above our newest version
+    keeps header version 2, as KIP-511 promises.
     """
     try:
         api_key, version, correlation_id, length = _FIXED.unpack_from(frame, 0)

@@ -122,7 +122,9 @@ _NONE: Final = Names((), ())
 
 
 def inward(api_key: int, request: Any, space: Translator) -> Any:
-    """Return a request of a client of `space` with stored names, mostly the same object."""
+    """Return a client's request with the stored names in place of those that the client uses, which `space` translates.
+    The request is changed in place and returned, except a FetchCall, of which a copy is returned.
+    """
     if isinstance(request, OffsetCommitCall):
         request.group_id = space.inward(request.group_id)
         request.topics = [topic._replace(name=topic.name and space.inward(topic.name)) for topic in request.topics]
@@ -143,8 +145,8 @@ def inward(api_key: int, request: Any, space: Translator) -> Any:
 
 
 def outward(api_key: int, response: Any, space: Translator) -> Any:
-    """Return a response to a client of `space` with the client's names, without rows of other spaces; mostly the same
-    object.
+    """Return a response to a client of `space` with the client's names, and without the rows of other spaces. It is
+    changed in place.
     """
     if isinstance(response, OffsetCommitAnswer):
         own = [(space.outward(name) if name else name, *rest) for name, *rest in response.topics]
@@ -156,12 +158,12 @@ def outward(api_key: int, response: Any, space: Translator) -> Any:
 
 
 def outward_text(text: str | None, space: Translator) -> str | None:
-    """Return a text about what went wrong in which names of the space are the client's."""
+    """Return an error text in which stored names of the space are replaced by the client's."""
     return text if text is None else text.replace(space.prefix, "")
 
 
 def outward_rows(rows: Iterable[Sequence[Any]], place: int, space: Translator) -> list[tuple[Any, ...]]:
-    """Return rows, which have a name or nothing at `place`, with the client's names; those of other spaces are left
+    """Return rows, which have a name or None at `place`, with the client's names; those of other spaces are left
     out.
     """
     own = []
@@ -191,7 +193,7 @@ def _put_in(part: Any, tree: _Tree, space: Translator, *, empty: bool) -> None:
 
 
 def _put_out(part: Any, tree: _Tree, space: Translator) -> bool:
-    """Give a part of a response the client's names; return false if it has to be left out."""
+    """Replace stored names in a part of a response by the client's; return false if the part has to be left out."""
     for field, inner in tree.items():
         value = getattr(part, field, None)
         if not value or (field == "resource_name" and part.resource_type not in NAMED_RESOURCES):

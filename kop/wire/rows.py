@@ -19,7 +19,7 @@ class Response:
     __slots__ = ("api_key", "fields", "version")
 
     def __init__(self, api_key: int, version: int, fields: dict[str, Any]) -> None:
-        """Keep the fields of a response, by the schema's names; those that are left out have the schema's default."""
+        """Set the fields of a response, by the schema's names; those that are left out have the schema's default."""
         self.api_key = api_key
         self.version = version
         self.fields = fields

@@ -370,7 +370,7 @@ class ClassicGroup:
     def _replace_static(
         self, token: Token, request: JoinRequest, instance_id: str, old_id: str, new_id: str, now: int
     ) -> None:
-        """Give a static member that came back without its member id the place that it had (KIP-345)."""
+        """Give a static member that came back without its member id its former place in the group (KIP-345)."""
         old_leader = self.roster.leader or ""
         old = self.roster.members[old_id]
         before = (old.protocols, old.rebalance_timeout_ms, old.session_timeout_ms)

@@ -101,8 +101,8 @@ class Member:
 
     @property
     def keeps_itself_alive(self) -> bool:
-        """True while a request of the member waits, which stands for heartbeats; but a new member's JoinGroup does
-        not.
+        """True while a request of the member waits, so that no heartbeats are expected; but a new member's JoinGroup
+        does not count.
         """
         return not self.is_new and (self.join_token is not None or self.sync_token is not None)
 
@@ -184,7 +184,9 @@ class Roster:
             self.leader = member.member_id
 
     def remove(self, member_id: str) -> Member | None:
-        """Remove a member or a pending member id; return the member, whose tokens are still to be answered."""
+        """Remove a member or a pending member id; return the member, whose tokens still have to be answered, or
+        None.
+        """
         self.pending.pop(member_id, None)
         member = self.members.pop(member_id, None)
         if member is None:
@@ -215,7 +217,7 @@ class Roster:
         return member
 
     def update(self, member: Member, protocols: Protocols, rebalance_timeout_ms: int, session_timeout_ms: int) -> None:
-        """Take over the protocols and timeouts that a member names on joining again."""
+        """Set the protocols and timeouts that a member names on joining again."""
         self._forget_protocols(member)
         self.support.update({name for name, _ in protocols})
         member.protocols = protocols

@@ -63,7 +63,7 @@ class Exchange(Protocol):
 
     @property
     def claim(self) -> NamespaceClaim | None:
-        """The claim to the namespace of the client, by its credentials; None if they say nothing of it."""
+        """The claim to a namespace that the client's credentials make; None if they make none."""
 
     @property
     def is_by_token(self) -> bool:
@@ -71,17 +71,21 @@ class Exchange(Protocol):
 
     @property
     def claimed(self) -> str | None:
-        """The user that the client says to be, for the audit of a failure; None before, or if it is not readable."""
+        """The user name that the client gives, for the audit of a failed login; None before it gives one, or if that is
+        not readable.
+        """
 
     @property
     def refusal(self) -> str | None:
-        """The reason that the exchange will fail, if the client was told so and the exchange goes on; else None."""
+        """The reason for which the exchange will fail, if the client was told it and has to answer before the end; else
+        None.
+        """
 
     def is_valid(self) -> bool:
         """Return false once the login would not succeed any more: the user is gone, or has another password."""
 
     def step(self, token: bytes) -> bytes | Awaitable[bytes]:
-        """Return the answer to the client's next token. AuthenticationError ends the exchange."""
+        """Return the answer to the client's next token. AuthenticationError if the login has failed."""
 
 
 class IdentityExchange:
@@ -107,9 +111,11 @@ class IdentityExchange:
 
     @property
     def claim(self) -> NamespaceClaim | None:
-        """The claim to the namespace of the client, by its credentials; None if they say nothing of it."""
+        """The claim to a namespace that the client's credentials make; None if they make none."""
         return None if self.identity is None else self.identity.claim
 
     def is_valid(self) -> bool:
-        """Return true if the client could log in by the same now. The end of a token is that of the session."""
+        """Return true if the client could log in with the same credentials now. The end of a token is handled as that
+        of the session.
+        """
         return self.identity is not None and self.identity.is_valid()

@@ -37,7 +37,7 @@ class OAuthBearerExchange(IdentityExchange):
         self._check = check
 
     def step(self, token: bytes) -> bytes | Awaitable[bytes]:
-        """Return the answer to the client's next message. AuthenticationError ends the exchange."""
+        """Return the answer to the client's next message. AuthenticationError if the login has failed."""
         if self.identity is not None:
             raise AuthenticationError("a message of OAUTHBEARER behind the last one")
         if self.refusal is not None:
@@ -60,7 +60,7 @@ class OAuthBearerExchange(IdentityExchange):
 
 
 def _read(message: bytes) -> tuple[str, str]:
-    """Return the authorization id and the token."""
+    """Return the authorization id and the token of the client's message. AuthenticationError if it is malformed."""
     if len(message) > LONGEST_MESSAGE:
         raise AuthenticationError(f"a message of OAUTHBEARER of {len(message)} bytes")
     try:

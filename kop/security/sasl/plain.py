@@ -34,13 +34,17 @@ class PlainExchange(IdentityExchange):
     """One login."""
 
     def __init__(self, check: Check, check_token: TokenCheck | None = None) -> None:
-        """`check_token` says whose a token of Pulsar is; None: such are passwords as any others."""
+        """`check_token` returns the identity in a Pulsar token that is given as password; without it such are passwords
+        as any others.
+        """
         super().__init__()
         self._check = check
         self._check_token = check_token
 
     def step(self, token: bytes) -> Awaitable[bytes]:
-        """Take the message; nothing is answered but that it is right. AuthenticationError ends the exchange."""
+        """Check the user and password in the message, and return an empty answer. AuthenticationError if they are
+        wrong.
+        """
         if self.identity is not None:
             raise AuthenticationError("a message of PLAIN behind the last one")
         self.claimed, password = _read(token)

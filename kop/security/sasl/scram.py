@@ -60,11 +60,11 @@ class TokenLogins(Protocol):
     """Delegation tokens, for logins by them."""
 
     def valid(self, token_id: str) -> DelegationToken | None:
-        """Return the token of that id; None if there is none that has not expired."""
+        """Return the token of that id; None if there is none, or it has expired."""
 
     async def verifier(self, mechanism: str, token_id: str, salt: bytes, host: str) -> ScramVerifier:
-        """Return what the password of any id is checked by, with `LEAST_ITERATIONS`, also of one that no token has,
-        for a client at an address.
+        """Return the verifier by which the password of a token id is checked, also for an id that no token has, so that
+        clients cannot tell. `host` is the client's address.
         """
 
 
@@ -112,14 +112,14 @@ class ScramExchange:
         """The first messages of both sides, of which the proof is made; empty before."""
 
     def is_valid(self) -> bool:
-        """Return true if the user has the same password as at the login, or the token has not ended."""
+        """Return true if the user still has the password of the login, or the token has not ended."""
         if self.is_by_token:
             token = None if self._tokens is None else self._tokens.valid(self._name)
             return token is not None and token.owner == self.principal
         return self._verifier is not None and self._find(self._name) == self._verifier
 
     def step(self, token: bytes) -> bytes | Awaitable[bytes]:
-        """Return the answer to the client's next message. AuthenticationError ends the exchange."""
+        """Return the answer to the client's next message. AuthenticationError if the login has failed."""
         if len(token) > LONGEST_MESSAGE:
             raise AuthenticationError(f"a message of {self._mechanism} of {len(token)} bytes")
         try:
@@ -211,7 +211,7 @@ class ScramLogin:
         return f"n,,{self._bare}".encode()
 
     def final(self, answer: bytes) -> bytes:
-        """Return the last message. AuthenticationError if the answer is none of SCRAM."""
+        """Return the client's last message. AuthenticationError if the server's answer is malformed."""
         match = re.fullmatch(r"r=([^,]+),s=([^,]+),i=([0-9]{1,9})", answer.decode(errors="replace"))
         if match is None or not match[1].startswith(self._nonce) or not int(match[3]):
             raise AuthenticationError("the server's answer is none of SCRAM")
@@ -225,7 +225,9 @@ class ScramLogin:
         return f"{without_proof},p={base64.b64encode(proof).decode()}".encode()
 
     def check(self, answer: bytes) -> None:
-        """Raise AuthenticationError if the server does not know the password's verifier."""
+        """Raise AuthenticationError if the server's last answer does not prove that it knows the verifier of the
+        password.
+        """
         expected = b"v=" + base64.b64encode(self._signature)
         if not hmac.compare_digest(answer, expected):
             raise AuthenticationError("the server does not show that it knows the user")

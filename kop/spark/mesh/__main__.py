@@ -42,7 +42,7 @@ def say(text: str) -> None:
 
 
 def log_to(path: Path) -> None:
-    """Let what Spark and its workers print go to a file; what this process says goes on to people."""
+    """Send the output of Spark and its workers to a file; the output of this process still goes to the user."""
     path.parent.mkdir(parents=True, exist_ok=True)
     sys.stderr.flush()
     sys.stderr = os.fdopen(os.dup(2), "w")
@@ -66,7 +66,7 @@ class Run:
         threading.Thread(target=self._run, name="kop-mesh-driver", daemon=True).start()
 
     def stop(self) -> None:
-        """Let the mesh end; the second time, and without one yet, the process ends at once."""
+        """Ask the mesh to end. The second time, or if there is no mesh yet, end the process at once."""
         if self._driver is None or self._is_stopping:
             os._exit(INTERRUPTED)
         self._is_stopping = True

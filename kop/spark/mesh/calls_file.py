@@ -69,26 +69,30 @@ class CallsFile:
         new.rename(self._path)
 
     def calling(self, number: int) -> Any:
-        """Return the numbers of a function, for whoever calls it."""
+        """Return the numbers of a function, in which who calls it puts the current record."""
         first = _HEAD + _CALLING * number
         return self._numbers[first : first + _CALLING]
 
     def known(self, number: int, places: Sequence[TopicPartition]) -> None:
-        """Take the partitions that the numbers of a function mean."""
+        """Note the partitions that the numbers of a function refer to, each by its index in `places`. `number` is that
+        of the function.
+        """
         self._places[number] = places
         self._describe()
 
     def piece(self, place: TopicPartition, last: int) -> None:
-        """Note which input records go through the functions, up to this offset."""
+        """Note up to which offset (`last`) of an input partition records go through the functions now."""
         self._numbers[1] = self._inputs.index(place)
         self._numbers[2] = last
 
     def suspect(self) -> tuple[TopicPartition, int]:
-        """Return the last of the input records that go through the functions."""
+        """Return the input partition and the offset that `piece` noted last. If a call ends the process, the record
+        that does so comes from an input record up to this one.
+        """
         return self._inputs[self._numbers[1]], self._numbers[2]
 
     def close(self) -> None:
-        """Remove it: the process has ended no call, or has told of it."""
+        """Remove the file: no call has ended the process, or the driver was told of the one that has."""
         with suppress(OSError):
             self._path.unlink()
         self._file.close()
@@ -99,7 +103,7 @@ class CallsFile:
 
 
 def ended_calls(folder: Path, component: str) -> list[EndedCall]:
-    """Return the calls in which tasks of a component have ended on this machine since this was asked last."""
+    """Return the calls that have ended tasks of a component on this machine; each is returned once."""
     calls = []
     for path in folder.glob(f"{_mark(component)}.*{_SUFFIX}"):
         with suppress(OSError, ValueError, KeyError, IndexError), path.open("r+b") as file:

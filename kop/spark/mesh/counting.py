@@ -33,7 +33,7 @@ class Counting:
         self._past: deque[tuple[float, dict[str, int]]] = deque()
 
     def told(self, task: Any, functions: list[Mapping[str, Any]]) -> None:
-        """Take what a task has counted since its beginning."""
+        """Note the counts that a task has since its beginning."""
         with self._lock:
             self._live[task] = functions
 
@@ -45,7 +45,7 @@ class Counting:
                 self._done[name] = _sum(self._done.get(name, {}), counts)
 
     def functions(self, now: float) -> dict[str, dict[str, Any]]:
-        """Return the counts of each function, and how many records a second it processes."""
+        """Return the counts of each function, and the records that it processes a second."""
         with self._lock:
             totals = {name: dict(counts) for name, counts in self._done.items()}
             for told in self._live.values():

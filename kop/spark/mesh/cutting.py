@@ -21,9 +21,11 @@ from kop.spark.mesh.followed import DefinedMesh
 def components_of(
     defined: DefinedMesh, partitions: Mapping[str, int], alone: Collection[str] = ()
 ) -> list[TaskComponent]:
-    """Return the components of a mesh, each behind those that it reads of. `partitions` has the topics there are.
+    """Return the components of a mesh, each behind those whose output it reads. `partitions` has the number of
+    partitions of each topic that exists.
 
-    `alone`: functions that get components of their own. ClientError for what no component can have.
+    `alone`: functions that get components of their own. ClientError if a function needs something that components do
+    not have.
     """
     mesh = defined.mesh
     cut = planned.plan(mesh, planned.Facts(partitions=partitions), alone=frozenset(alone))

@@ -172,13 +172,14 @@ class MeshDriver:
         return self._once or (self._defined is not None and self._mesh.trigger == "batch")
 
     def stop(self) -> None:
-        """Let the mesh end: `run` returns once all that was begun is committed."""
+        """Ask the mesh to end: `run` returns once all work that was begun is committed."""
         self._stopping.set()
 
     def run(self) -> bool:
-        """Run until `stop`, or, with `once`, until all is done; returns if all was done that was begun.
+        """Run until `stop`, until the mesh is deleted, or, with `once`, until all records are done. Returns if all work
+        that was begun is committed.
 
-        What others want meanwhile is done: another definition, a stop, a start. Returns, too, if the mesh is deleted.
+        Requests of others are carried out meanwhile: another definition, a stop, a start.
         """
         self._topic.make()
         self._turn.start()
@@ -201,7 +202,9 @@ class MeshDriver:
             self._edges.close()
 
     def _wait_for_turn(self) -> MeshDefinition | None:
-        """Wait until this driver has the mesh and that is to run; None: the driver is to end."""
+        """Wait until this driver is the one of the mesh and the mesh is to run, and return its definition; None if the
+        driver is to end.
+        """
         told = ""
         since = clock.monotonic()
         while not self._stopping.is_set():
@@ -229,7 +232,7 @@ class MeshDriver:
     # -- its beginning
 
     def _take_up(self, definition: MeshDefinition) -> bool:
-        """Begin what a definition says; returns if that was done."""
+        """Start the mesh of a definition; returns if that was possible."""
         is_first = self._definition is None
         try:
             defined = self._followed.defined(definition)
@@ -322,7 +325,9 @@ class MeshDriver:
         return f"{self._mesh.tenant}/{self._mesh.namespace}/{part.name}"
 
     def _tasks_each(self, count: int, slots: int, others: int) -> int:
-        """Return how many tasks each component may have at once; ClientError if there is no room."""
+        """Return the number of tasks that each of `count` components may have at once, of `slots` cores. ClientError if
+        there are too few; `others` are the sources and sinks.
+        """
         if self._is_batch or not count:
             return max(1, slots)
         if count > slots:
@@ -349,9 +354,8 @@ class MeshDriver:
                 self._say(f"made the topic {topic}")
 
     def _lay_out(self) -> list[TaskComponent]:
-        """Return the components, once topics are there, and offsets are set so that no record is missed or done twice.
-
-        Nothing of the mesh runs meanwhile.
+        """Make the topics, set the offsets so that no record is missed or done twice, and return the components. No
+        query of the mesh runs meanwhile.
         """
         writer = WriteClient(self._settings, self._patience)
         reader = ReadClient(self._settings, int(self._patience * 1000))
@@ -383,12 +387,12 @@ class MeshDriver:
             writer.close()
 
     def _own_groups(self) -> dict[str, str]:
-        """Return the groups of parts whose offsets go with them, by their full names."""
+        """Return, by full name of a part, the consumer group whose offsets are deleted if the part is."""
         own = {part.spec.fqfn: part.spec.group for part in self._mesh.functions if part.spec.cleanup_subscription}
         return own | {self._group(part): self._group(part) for part in self._mesh.sinks}
 
     def _clean(self, writer: WriteClient, before: Mapping[str, Any], own: Mapping[str, str]) -> None:
-        """Delete the offsets of parts that are not there any more."""
+        """Delete the offsets of groups of parts that do not exist any more: those in `before` and not in `own`."""
         kept = {part.spec.group for part in self._mesh.functions} | set(own.values())
         for group in {str(group) for name, group in before.items() if name not in own} - kept:
             try:
@@ -414,7 +418,9 @@ class MeshDriver:
     # -- while it runs
 
     def _look_after(self) -> bool:
-        """Keep the queries going until something else is wanted; returns if that is the end of this driver."""
+        """Restart failed queries, report, and start the next phase with `once`, until the mesh changes or is to end.
+        Returns if this driver is to end.
+        """
         left = self._phases()
         current: list[_Query] = [] if self._once else self._queries
         while not self._stopping.wait(LOOK_SECONDS):
@@ -441,7 +447,7 @@ class MeshDriver:
         return True
 
     def _phases(self) -> list[list[_Query]]:
-        """Return what runs together if each part runs once to its end."""
+        """Return the queries in the groups that run at the same time if each runs once to its end."""
         components = {
             step.spec.name: query.name
             for query in self._queries
@@ -452,7 +458,7 @@ class MeshDriver:
         return [[by_name[name] for name in names] for names in phases(self._mesh, components)]
 
     def _is_changed(self) -> bool:
-        """Return if the mesh is to be another one, or to stop; starts parts anew that somebody wants to."""
+        """Return if the mesh is to be changed or stopped. Restarts parts if that was asked for."""
         before, now = self._definition, self._followed.definition
         assert before is not None
         if now is None or now.is_stopped:
@@ -467,7 +473,7 @@ class MeshDriver:
         return False
 
     def _restart(self, part: str) -> None:
-        """Start queries again: all, or the one with a part."""
+        """Restart the query that runs a part; all queries if `part` is empty."""
         for query in self._queries:
             functions = [] if query.component is None else [step.spec.name for step in query.component.steps]
             if part in {"", query.name, *functions} and query.query is not None:
@@ -514,7 +520,7 @@ class MeshDriver:
             self._start(query)
 
     def _look_at(self, query: _Query, now: float) -> None:
-        """Start a query again that has failed."""
+        """Restart a query that has failed, once its delay is over."""
         if query.query is None:
             if now >= query.due:
                 self._start(query)
@@ -536,7 +542,7 @@ class MeshDriver:
         self._say(f"{query.name} has failed, and starts again in {seconds:.0f} s: {query.reason}")
 
     def _are_done(self, queries: Sequence[_Query]) -> bool:
-        """Return if none has anything to do: of components those first that feed others."""
+        """Return if none of these queries has anything left to do."""
         for query in queries:
             if query.planner is None:
                 if not query.is_done:
@@ -589,7 +595,7 @@ class MeshDriver:
             log.warning("the report of %s is written again in a moment: %s", self._name, error)
 
     def report(self) -> dict[str, Any]:
-        """Return what the mesh does, as plain values."""
+        """Return the state of the mesh and its parts, as plain values."""
         counts = self._counting.functions(clock.monotonic())
         parts = self._part_reports(counts)
         return {
@@ -664,7 +670,7 @@ class MeshDriver:
     # -- its end
 
     def _end(self) -> bool:
-        """Let all tasks commit what they have begun, and end the queries; returns if they did."""
+        """Let all tasks commit what they have begun, then end the queries; returns if all did so in time."""
         for query in self._queries:
             self._hub.end_tasks(query.name)
         others = [query.query for query in self._queries if query.part is not None and query.query is not None]
@@ -683,12 +689,14 @@ class MeshDriver:
         return is_whole
 
     def _end_queries(self) -> None:
-        """Leave nothing of the queries, once they have ended: others may begin."""
+        """Remove the queries, once they have ended, so that others can start."""
         self.close(stops_queries=True)
         self._queries = []
 
     def close(self, *, stops_queries: bool) -> None:
-        """End the queries, in a session that goes on, and remove their checkpoints; after `run`."""
+        """Remove the queries' checkpoints, after `run`; with `stops_queries` end the queries first, since the session
+        goes on.
+        """
         for query in self._queries:
             if stops_queries and query.query is not None:
                 with suppress(Exception):
@@ -698,12 +706,12 @@ class MeshDriver:
 
 
 def checkpoints_folder() -> Path:
-    """Return where checkpoints of sources and sinks are if nothing else is said."""
+    """Return the default folder of the checkpoints of sources and sinks."""
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "kop" / "meshes"
 
 
 def told(text: str) -> str:
-    """Return what an error of a query says: that of the task, without the stacks around it."""
+    """Return the message in a query's error: that of the failed task, without the stacks around it."""
     if "Python worker exited unexpectedly" in text:
         return "its Python worker has ended"
     errors = [f"{name}: {rest}" for name, rest in _ERROR.findall(text) if not name.startswith("Py4J")]

@@ -46,7 +46,7 @@ class EdgeRates:
                 client.close()
 
     def rates(self, parts: Sequence[ReadingPart], now: float) -> dict[tuple[str, str], float]:
-        """Return the rate of each part and topic; those are left out of which too little is known yet."""
+        """Return the messages a second of each part and topic; pairs of which too little is known yet are left out."""
         if not parts:
             return {}
         if now >= self._ask_at:
@@ -59,7 +59,7 @@ class EdgeRates:
         return {edge: max(0, done - first[edge]) / (after - before) for edge, done in last.items() if edge in first}
 
     def _done(self, parts: Sequence[ReadingPart]) -> dict[tuple[str, str], int]:
-        """Return up to which offset each part has done each topic, all partitions together."""
+        """Return the sum of the offsets that each part has committed in each topic."""
         topics = self._reader.topics({topic for part in parts for topic in part.topics})
         done: dict[tuple[str, str], int] = {}
         for part in parts:
@@ -73,9 +73,10 @@ class EdgeRates:
 
 
 def edge_rate(part: Mapping[str, Any], topic: str, rates: Mapping[tuple[str, str], float]) -> float | None:
-    """Return how many messages a second go along an edge; None if that is not known.
+    """Return the messages a second that go along an edge; None if that is not known.
 
-    A part with one input tells it itself; else it is what its group has done, with the marks of transactions.
+    A part with one input counts them itself. For others it is the rate of the offsets that its group commits, in which
+    markers of transactions count, too.
     """
     if len(part["inputs"]) == 1:
         return float(part.get("rate", 0.0))

@@ -52,11 +52,11 @@ class FollowedMesh:
         self._registry = new_registry(settings, self._folder.name, topic_names, patience)
 
     def start(self) -> None:
-        """Begin to follow the topics, and to be one who may lead. ClientError says why that cannot be."""
+        """Begin to follow the topics, and to be ready to lead. ClientError if the topics cannot be made or read."""
         self._registry.start()
 
     def close(self) -> None:
-        """Lead no more, and end."""
+        """Lead no more, and stop following."""
         self._registry.close()
         self._folder.cleanup()
 
@@ -66,7 +66,9 @@ class FollowedMesh:
         return self._registry.metadata.meshes.get(self.name)
 
     def ensure(self, mesh: Mesh, text: str) -> None:
-        """Let the mesh be defined as in a file, of this text, and started. ClientError says why that is refused."""
+        """Define the mesh as `mesh`, whose file has this text, and start it. ClientError if the leader refuses that, or
+        the definition is not seen in time.
+        """
         by = f"kop mesh run on {socket.gethostname()}"
         with TopicRequests(self._settings, self._patience, self._topic_names, by, may_lead=False) as requests:
             answer = requests.ensure(self.name, *wanted_mesh(mesh, text))
@@ -79,9 +81,8 @@ class FollowedMesh:
             threading.Event().wait(LOOK_SECONDS)
 
     def defined(self, definition: MeshDefinition) -> DefinedMesh | None:
-        """Return the mesh of a definition with its code; None if not all of that has come yet.
-
-        ClientError if this version of kop cannot run it.
+        """Return the mesh of a definition with its code; None if not all of the code is there yet. ClientError if this
+        version of kop cannot run it.
         """
         packages: dict[str, Package] = {}
         metadata = self._registry.metadata

@@ -103,7 +103,9 @@ class ReadyStep:
         self.stats = Stats(self.places.known, self.calling)
 
     def calls(self, outputs: Outputs, state: FunctionState, place: TopicPartition) -> AnyCalls:
-        """Return what calls the function for the records of one lane, whose state is that of its input partition."""
+        """Return the object that calls the function for the records of one lane; its state is that of `place`, the
+        lane's input partition.
+        """
         spec, code = self.spec, self.code
 
         def context(effects: list[Effect]) -> FunctionContext:
@@ -194,18 +196,22 @@ class ChainOutputs(Outputs):
         """The offset of the input record that goes through the functions."""
 
     def taken(self, number: int) -> list[Taken]:
-        """Return what has come for a function, by its number, since the last time."""
+        """Return the records that other functions have given to a function since the last call; `number` is that of the
+        function.
+        """
         records_of, self._records_for[number] = self._records_for[number], {}
         return [Taken(place, records, records[-1][0] + 1) for place, records in records_of.items()]
 
     def discard(self) -> None:
-        """Forget what was taken and not written."""
+        """Forget the outputs that were added and not written."""
         super().discard()
         for records_of in self._records_for:
             records_of.clear()
 
     def add(self, topic: str, source: int, record: NewRecord) -> None:
-        """Take a record for a topic; `source` is the partition that its input came from."""
+        """Add a record for a topic: hand it to the functions that read it, and keep it to be written unless the topic
+        is private. `source` is the partition that its input came from.
+        """
         if topic not in self._private:
             super().add(topic, source, record)
         if topic in self._readers:
@@ -214,7 +220,7 @@ class ChainOutputs(Outputs):
             self._pass(place, clock.wall_ms() if timestamp is None else timestamp, key, value, headers)
 
     def add_results(self, topic: str, source: TopicPartition, values: Sequence[bytes], offsets: Sequence[int]) -> None:
-        """Take results of messages of a partition, which have these offsets in ascending order."""
+        """Add results of messages of a partition, as `add` does; `offsets` are those of the messages, ascending."""
         if topic not in self._private:
             super().add_results(topic, source, values, offsets)
         if topic in self._readers and values:
@@ -224,8 +230,8 @@ class ChainOutputs(Outputs):
                 self._pass(place, now, None, value, OriginHeaders(source, offset))
 
     def add_batch(self, place: TopicPartition, source: int, batch: pa.RecordBatch) -> None:
-        """Take a batch of rows for the topic and partition `place`; `source` is the partition that their input came
-        from.
+        """Add a batch of rows for the topic and partition `place`, as `add` does; `source` is the partition that their
+        input came from.
         """
         topic, number = place
         if topic not in self._private:
@@ -237,7 +243,9 @@ class ChainOutputs(Outputs):
                 self._pass(inner, now if timestamp is None else timestamp, key, value, headers)
 
     def count(self, topic: str) -> int:
-        """Return how many partitions a topic has; what is private stays in the partition that its input came from."""
+        """Return the number of partitions of a topic. It is 1 for a private topic: its records stay in the partition
+        that their input came from.
+        """
         return 1 if topic in self._private else super().count(topic)
 
     def _partition(self, topic: str, source: int, key: bytes | None) -> int:
@@ -273,7 +281,7 @@ class _States:
             state.serve()
 
     def flush(self, outputs: Outputs) -> None:
-        """Add what has changed to the outputs."""
+        """Add the changes of all states to the outputs."""
         for state in self.all:
             state.flush(outputs)
 
@@ -302,7 +310,7 @@ class Lane:
         calls_file: CallsFile,
         suspect: int = -1,
     ) -> None:
-        """`suspect`: the record at which an earlier process has ended."""
+        """`suspect`: the offset up to which a record may have ended an earlier process; -1 for none."""
         self.place = place
         self.position = 0
         """The offset up to which all is committed."""
@@ -328,7 +336,9 @@ class Lane:
 
     @property
     def transactional_id(self) -> str:
-        """The id that fences: of component, topic and partition."""
+        """The transactional id of the lane, made of component, topic and partition: by it a new task fences an earlier
+        one of the same lane.
+        """
         return f"{ID_PREFIX}/{self._component.full_name}/{self.place[0]}/{self.place[1]}"
 
     def _begin(self) -> None:
@@ -377,7 +387,9 @@ class Lane:
             return None
 
     def _committed(self, groups: Sequence[str], identity: Identity | None) -> dict[str, int]:
-        """Return where each group reads on; a partition that came later is read from its beginning."""
+        """Return the offset at which each group reads on; the first offset of the partition for a group that has
+        committed none.
+        """
         offsets: dict[str, int] = {}
         for group in groups:
             known = self._writer.committed(group, [self.place])
@@ -418,7 +430,9 @@ class Lane:
             self._failure = error
 
     def _check(self) -> None:
-        """End a copy of this process that a function has made by forking itself: what it did is not the lane's."""
+        """Raise the error of the thread that commits, if it has failed. End this process if it is a copy that a
+        function has made by forking: its work is not the lane's.
+        """
         if os.getpid() != self._process:
             os._exit(0)
         if self._failure is not None:
@@ -428,12 +442,14 @@ class Lane:
 
     @property
     def has_work(self) -> bool:
-        """True if there are records that may be begun with."""
+        """True if there are records that can be processed now."""
         return bool(self._pending) and not self.is_held
 
     @property
     def gives_up_later(self) -> bool:
-        """True while a record is tried again so many times: a batch that ended meanwhile would begin to count anew."""
+        """True while a record waits for one of a limited number of attempts: if the batch ended now, the next one would
+        count anew.
+        """
         return self.is_held and all(
             step.spec.max_message_retries is not None
             for step, calls in zip(self._steps, self._calls, strict=True)
@@ -441,17 +457,19 @@ class Lane:
         )
 
     def next_due(self) -> float | None:
-        """Return when a record is to be tried again."""
+        """Return the time at which a record is to be tried again; None if none is."""
         times = [due for calls in self._calls if (due := calls.next_due()) is not None]
         return min(times, default=None)
 
     def feed(self, taken: Taken) -> None:
-        """Take records, which are behind all that were taken before."""
+        """Add records to process; they follow those that were added before."""
         self._end.begin([taken])
         self._pending.append(taken)
 
     def run(self, deadline: float, stopping: Callable[[], bool]) -> None:
-        """Let records go through the functions until the deadline, and write what they gave."""
+        """Process records by the functions until the deadline, and write the outputs. If a record fails, what was not
+        written is done again record by record, so that only the failed record is tried again.
+        """
         while self.has_work and not stopping():
             taken = self._pending.popleft()
             is_single = taken.next_offset <= self._single_until or (
@@ -477,7 +495,7 @@ class Lane:
         self._write()
 
     def retry(self, now: float) -> None:
-        """Call again what is due; once all of it is done it is written."""
+        """Call the functions again with the records that are due; once all of them are done, write the outputs."""
         due = self.next_due()
         if due is None or due > now:
             return
@@ -490,7 +508,9 @@ class Lane:
             self._write()
 
     def close(self, *, whole: bool) -> None:
-        """End; `whole`: nothing has failed. What is not written is forgotten."""
+        """End the lane, and forget what is not written. `whole` is True if nothing has failed, so that the copies of
+        states are kept for the next batch.
+        """
         is_clean = whole and not self._unwritten and self._failure is None
         try:
             if is_clean:
@@ -508,7 +528,7 @@ class Lane:
         self._check()
 
     def _cut(self, taken: Taken, count: int) -> Taken:
-        """Return the first so many records; the others wait."""
+        """Return the first `count` records; the others wait."""
         if len(taken.records) <= count:
             return taken
         rest = taken._replace(records=taken.records[count:])
@@ -516,7 +536,7 @@ class Lane:
         return Taken(taken.partition, taken.records[:count], rest.records[0][0])
 
     def _through(self, piece: Taken) -> None:
-        """Let records go through all functions."""
+        """Call all functions with these records, and with what the functions before them have made of those."""
         self._calls_file.piece(self.place, piece.next_offset - 1)
         if piece.records:
             self._outputs.floor = piece.records[0][0]
@@ -530,7 +550,7 @@ class Lane:
         self._pump()
 
     def _pump(self) -> None:
-        """Let what is between the functions go on."""
+        """Call each function with the records that the functions before it have handed over."""
         for number, calls in enumerate(self._calls):
             for taken in self._outputs.taken(number):
                 _take_all(calls, taken)
@@ -539,7 +559,7 @@ class Lane:
         return any(calls.next_due() is not None for calls in self._calls)
 
     def _forget(self) -> None:
-        """Take back all that was not written, to do it a record at a time."""
+        """Forget all results that were not written, and put their records back to be processed one at a time."""
         self._single_until = self._unwritten[-1].next_offset
         self._pending.extendleft(reversed(self._unwritten))
         self._unwritten = []
@@ -563,7 +583,7 @@ class Lane:
 
 
 def _take_all(calls: AnyCalls, taken: Taken) -> None:
-    """Call all of some records; those behind one that failed wait in `calls`."""
+    """Call a function with all of these records; those that wait for a failed one are kept in `calls`."""
     records = taken.records
     if isinstance(calls, BatchCalls):
         records = batch_of(taken.partition, records)

@@ -41,17 +41,17 @@ class TaskLine:
         """The values of the last line that the task has sent."""
 
     def begin(self) -> None:
-        """Let the task begin."""
+        """Tell the task to begin."""
         with suppress(OSError):
             self._connection.sendall(_BEGIN)
 
     def end(self) -> None:
-        """Let the task end."""
+        """Tell the task to end."""
         with suppress(OSError):
             self._connection.sendall(b'{"end": true}\n')
 
     def cut(self) -> None:
-        """End the line."""
+        """Close the connection to the task."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
@@ -80,11 +80,11 @@ class Hub:
         threading.Thread(target=self._accept, name="kop-mesh-hub", daemon=True).start()
 
     def tasks(self, component: str | None = None) -> int:
-        """Return how many tasks run."""
+        """Return the number of tasks that run: those of the component, or all."""
         return sum(1 for line in list(self._lines) if component in (None, line.component))
 
     def end_tasks(self, component: str) -> None:
-        """Let the tasks of a component end, those that begin from now on, too."""
+        """Tell the tasks of a component to end, also those that begin later, until `allow`."""
         with self._changed:
             self._ending.add(component)
             lines = [line for line in self._lines if line.component == component]
@@ -92,7 +92,7 @@ class Hub:
             line.end()
 
     def allow(self, component: str) -> None:
-        """Let tasks of a component run that begin from now on."""
+        """Let the tasks of a component that begin from now on run again, after `end_tasks`."""
         with self._changed:
             self._ending.discard(component)
 
@@ -102,7 +102,7 @@ class Hub:
             return self._changed.wait_for(lambda: not self.tasks(component), seconds)
 
     def close(self) -> None:
-        """Listen no more, and end all lines."""
+        """Stop listening, and close the connections to all tasks."""
         self._server.close()
         for line in list(self._lines):
             line.cut()
@@ -167,13 +167,13 @@ class DriverLink:
         threading.Thread(target=self._listen, name="kop-mesh-link", daemon=True).start()
 
     def tell(self, **values: Any) -> None:
-        """Send a line; a driver that is gone hears nothing."""
+        """Send the values as a line to the driver; nothing happens if the driver is gone."""
         text = json.dumps(values, default=str).encode() + b"\n"
         with self._lock, suppress(OSError):
             self._connection.sendall(text)
 
     def close(self) -> None:
-        """End the line."""
+        """Close the connection to the driver."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()

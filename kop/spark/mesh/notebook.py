@@ -46,12 +46,14 @@ class RunningMesh:
         return self._driver.report()
 
     def stop(self) -> None:
-        """Let it commit what it has begun, and end; raises what ended it before."""
+        """End the mesh once what it has begun is committed. Raises the error that ended it before, if there is one."""
         self._driver.stop()
         self.wait()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until it has ended, and return if it has; raises what ended it."""
+        """Wait until the mesh has ended, for so many seconds at most, and return if it has. Raises the error that ended
+        it.
+        """
         self._thread.join(seconds)
         if self._failure is not None:
             failure, self._failure = self._failure, None
@@ -77,10 +79,11 @@ def run_mesh(
     checkpoints: str = "",
     topic_namespace: str = "public/default",
 ) -> RunningMesh:
-    """Run the mesh of a file in this session; returns once it is defined. MeshError, ClientError for what is wrong.
+    """Run the mesh of a file in this session; returns once it is defined. MeshError if the file is wrong, ClientError
+    if the mesh cannot be defined.
 
-    `options`: `kafka.bootstrap.servers` and what else the connection needs, as for `format("kop")`; `once`: do what
-    there is, in batches, and end; `checkpoints`: the folder for those of sources and sinks.
+    `options`: `kafka.bootstrap.servers` and what else the connection needs, as for `format("kop")`; `once`: process the
+    records that there are, in batches, and end; `checkpoints`: the folder for those of sources and sinks.
     """
     properties = {name.removeprefix(_KAFKA): value for name, value in options.items()}
     made = connection(properties, "kop-mesh")

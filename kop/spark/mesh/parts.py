@@ -61,7 +61,7 @@ class PartQueries:
         self._shared = dict(shared)
 
     def check(self, part: Part) -> None:
-        """Raise ClientError if an option of `format("kop")` is unknown, or goes with another one not."""
+        """Raise ClientError if an option of `format("kop")` is unknown, or does not fit another one."""
         known = {name.lower() for name in (*_READ, *_WRITE)}
         for name in self._shared:
             if name.lower() not in known:
@@ -76,7 +76,9 @@ class PartQueries:
             raise ClientError(f"{part.kind} {part.name}: {error}") from None
 
     def start(self, part: Part, *, checkpoint: str, trigger: Mapping[str, Any], name: str, group: str) -> Any:
-        """Start the query of a part. What it has read is committed to `group`, for people."""
+        """Start the query of a part. The offsets that it has read are committed to `group`, so that users see its
+        progress.
+        """
         spark = _own_session(self._spark) if isinstance(part, QueryPart) else self._spark
         with suppress(PySparkException):  # PySpark 4.0 has it already
             spark.dataSource.register(KopDataSource)
@@ -139,7 +141,7 @@ class PartQueries:
     # -- options
 
     def _reads(self, part: SinkPart | QueryPart) -> dict[str, dict[str, str]]:
-        """Return the options of each read of a part, by the name of the table, of which a sink has one."""
+        """Return the options of each read of a part by the name of its table; a sink has one read."""
         if isinstance(part, SinkPart):
             formats = {
                 name: value for name, value in _formats(part).items() if value in _TYPED
@@ -171,7 +173,9 @@ class PartQueries:
         }
 
     def _of_mesh(self, known: Collection[str], own: Mapping[str, str]) -> dict[str, str]:
-        """Return the options of the mesh that a read or a write knows; registries only for formats that need one."""
+        """Return the mesh's options whose names are in `known`, those that a read or a write has. Options of registries
+        are left out if no format of the mesh or in `own` needs one.
+        """
         names = {name.lower() for name in known}
         both = Given({**self._shared, **own})
         formats = {both.value(option).lower() for option in ("valueFormat", "keyFormat")}
@@ -195,7 +199,9 @@ def _formats(part: Part) -> dict[str, str]:
 
 
 def _remedy(part: QueryPart, error: str) -> str:
-    """Return what to do about an error of Spark, as far as it is about time."""
+    """Return what goes before an error of Spark: advice if the error is about watermarks or output modes, else only the
+    query's name.
+    """
     if not any(text in error for text in _OF_TIME):
         return f"query {part.name}: "
     table = next(iter(part.views))

@@ -12,8 +12,8 @@ from kop.mesh.spec import Mesh
 
 
 def phases(mesh: Mesh, components: Mapping[str, str]) -> list[list[str]]:
-    """Return the names of what runs together: sources first, sinks last, queries apart from what is before and behind
-    them. `components`: function to the name of its component, all of which run together as far as no query is between.
+    """Return the parts in groups that run at the same time: sources first, sinks last, each query between what it reads
+    and what reads it. `components` has the component of each function; those with no query between them run together.
     """
     graph = Graph(mesh.parts)
     kinds = {components.get(part.name, part.name): part.kind for part in mesh.parts}

@@ -48,7 +48,9 @@ class Planner:
         return self._places
 
     def positions(self) -> Offsets:
-        """Return up to where each partition is done: the least of what the groups that read it have committed."""
+        """Return the offset up to which each partition is done: the lowest that the groups which read it have
+        committed.
+        """
         positions: Offsets = {}
         places = self.places()
         for step in self._work.component.steps:
@@ -60,7 +62,7 @@ class Planner:
         return positions
 
     def has_work(self) -> bool:
-        """Return if a partition has records that are not done; waits a moment for them."""
+        """Return if a partition has records that are not done; waits for some for a moment."""
         positions = self.positions()
         places = self.places()
         if any(place not in positions for place in places):
@@ -74,11 +76,13 @@ class Planner:
         return any(not isinstance(answer, Fetched) or answer.records for answer in answers.values())
 
     def lag(self) -> int:
-        """Return how many offsets of all partitions are not done."""
+        """Return the number of offsets that are not done, of all partitions together."""
         return self.left({})
 
     def left(self, reached: Offsets) -> int:
-        """Return how many offsets are neither done nor called: a task has come as far as `reached`."""
+        """Return the number of offsets that are not done and that no function was called with; `reached` has the
+        offsets that tasks have come to.
+        """
         positions = self.positions()
         ends = self._ends().items()
         return sum(max(0, end - max(positions.get(place, 0), reached.get(place, 0))) for place, end in ends)
@@ -87,7 +91,7 @@ class Planner:
         return self._reader.list_offsets(dict.fromkeys(self.places(), LATEST), READ_COMMITTED)
 
     def shares(self) -> list[Share]:
-        """Return who has which partitions. Each task of a batch has some."""
+        """Return the partitions of each task of a batch. Each task has some."""
         places = self.places()
         count = 1 if self._work.component.is_whole else max(1, min(self._work.tasks, len(places)))
         ends: Offsets | None = None

@@ -31,7 +31,9 @@ _LOCAL: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "
 
 
 def master_of(given: str | None, needed: int) -> str:
-    """Return where Spark runs: here with as many cores as are needed, or what was given; tasks are tried again."""
+    """Return the master URL for Spark: `given`, or else local threads, as many as are needed. Failed tasks are tried
+    again.
+    """
     if not given or given == "local":
         cores = max(os.cpu_count() or 1, needed) if not given else 1
         return f"local[{cores},{ATTEMPTS}]"
@@ -40,7 +42,7 @@ def master_of(given: str | None, needed: int) -> str:
 
 
 def make_session(name: str, master: str, settings: Mapping[str, str]) -> Any:
-    """Return a new session. `settings` are the user's, and win."""
+    """Return a new session. `settings` are the user's, and replace those of kop."""
     from pyspark.sql import SparkSession  # noqa: PLC0415 (takes seconds)
 
     builder: Any = SparkSession.builder.master(master).appName(name)
@@ -56,9 +58,10 @@ def is_here(spark: Any) -> bool:
 
 
 def cores_of(spark: Any, needed: int, wait: Callable[[float], bool]) -> int:
-    """Return how many cores a session has, on a cluster once no more executors come and those needed are there.
+    """Return the number of cores of a session. On a cluster, wait until those needed are there and no further executors
+    come.
 
-    `wait` waits for so many seconds, and returns if there is no use in waiting longer.
+    `wait` waits for so many seconds, and returns True if it is of no use to wait longer.
     """
     cores = int(spark.sparkContext.defaultParallelism)
     if is_here(spark):

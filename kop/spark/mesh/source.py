@@ -27,7 +27,7 @@ COLUMNS: Final = "component string, function string, received long, processed lo
 
 
 def encode(work: Work) -> str:
-    """Return work as an option has it."""
+    """Return the work of a component as the text of an option."""
     return base64.b64encode(pickle.dumps(work)).decode()
 
 
@@ -56,7 +56,7 @@ class MeshReader(DataSourceStreamReader):
         return {"n": 0}
 
     def latestOffset(self, *_limit: Any) -> dict[str, int]:
-        """Return another number if there is something to do; waits a moment for it."""
+        """Return a new number if there are records to process, else the last one; waits a moment for some."""
         if self._plan().has_work():
             self._last = clock.wall_ms()
         return {"n": self._last}
@@ -67,7 +67,7 @@ class MeshReader(DataSourceStreamReader):
         return [SharePartition(share) for share in self._plan().shares()]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        """Do the work of a task, and return the counts of each function."""
+        """Run a task: process records until its batch ends; yield the counts of each function."""
         from kop.spark.mesh.task import run_task  # noqa: PLC0415 (the driver plans without it)
 
         for row in run_task(self._work, partition.value):

@@ -31,7 +31,9 @@ class Starts:
         self._before = before
 
     def not_drained(self, components: Sequence[TaskComponent]) -> dict[str, tuple[str, int]]:
-        """Return the functions that are to be called and have records of a topic to read before, with how many."""
+        """Return the functions that would now be called directly but have records of a topic left that they read
+        before, with the topic and the number of records.
+        """
         late = {}
         for step in (step for component in components for step in component.steps):
             for topic in step.inner_inputs:
@@ -46,7 +48,9 @@ class Starts:
         return late
 
     def commit(self, components: Sequence[TaskComponent]) -> None:
-        """Commit where each function begins that has no offset, or was called with what it reads now."""
+        """Commit the offsets at which functions begin: for inputs without a committed offset by their definition; at
+        the end for inputs that they did not read but were called with before.
+        """
         for step in (step for component in components for step in component.steps):
             spec = step.spec
             if spec.window is not None:
@@ -66,7 +70,9 @@ class Starts:
         return [(name, number) for name, topic in there.items() for number in topic.leaders]
 
     def _begins(self, spec: FunctionSpec, places: Sequence[TopicPartition]) -> Offsets:
-        """Return what is committed, and where the function would begin else."""
+        """Return the offsets that a function's group has committed in these partitions, and for the others those at
+        which its definition says to begin.
+        """
         if not places:
             return {}
         known = self._writer.committed(spec.group, places)

@@ -25,7 +25,9 @@ _TYPES: Final = "createTableColumnTypes"
 
 
 def with_places(rows: Any, read: Any, part: SinkPart) -> Any:
-    """Return the rows of a sink with their places; `read` are the same rows as they were read."""
+    """Return the rows of a sink with the columns of their topics, partitions and offsets; `read` are the same rows
+    before columns were chosen. ClientError if the sink names a column like one of those.
+    """
     named = {name.lower() for name in rows.columns}
     if not part.columns:
         return rows

@@ -53,20 +53,21 @@ _codes: dict[tuple[str, str, str, str], FunctionCode] = {}
 
 
 def run_task(work: Work, share: Share) -> list[dict[str, Any]]:
-    """Work until the batch ends; returns the counts of each function."""
+    """Process records until the batch ends; returns the counts of each function."""
     task = _WholeTask(work, share) if work.component.is_whole else _Task(work, share)
     return task.run()
 
 
 def cache_folder() -> Path:
-    """Return where code is unpacked, on whichever machine this is."""
+    """Return the folder for unpacked code on this machine."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kop" / "functions"
 
 
 def _load(step: Step) -> FunctionCode:
     """Return the code of a function; a process loads it once.
 
-    Where the file of the definition is on this machine, too, it is loaded in its place, so that it finds those beside.
+    If the file that the definition names is on this machine, it is loaded from there, so that it can import the modules
+    beside it.
     """
     key = step.spec.fqfn, step.code.digest, step.code.name, step.spec.class_name
     if key not in _codes:
@@ -80,7 +81,7 @@ def _load(step: Step) -> FunctionCode:
 
 
 def counts(spec: FunctionSpec, stats: StatsSnapshot) -> dict[str, Any]:
-    """Return what is told of a function."""
+    """Return a function's counts in the form that is sent to the driver."""
     return {"function": spec.fqfn, **asdict(stats)}
 
 
@@ -130,7 +131,9 @@ class _Base:
     def _tell_ended(
         self, function: str, what: str, at: _Record | None, suspect: _Record | None, reason: str = ""
     ) -> str:
-        """Tell of a call that has ended a process, or is about to; returns it as a text."""
+        """Tell the driver of a call that has ended a process, or is about to; returns the text that says so. `at` is
+        the record of the call, `suspect` the last input record that may have caused it.
+        """
         where = "" if at is None else f" at {at[0][0]}-{at[0][1]} offset {at[1]}"
         text = f"{function} {what}{where}{reason and ': '}{reason}"
         self._link.tell(
@@ -142,7 +145,9 @@ class _Base:
         return text
 
     def _kill(self, function: str, at: _Record | None, suspect: _Record | None, reason: str) -> None:
-        """End this process: a call in it cannot be ended otherwise."""
+        """Tell the driver of a call that hangs or takes too much, and end this process: the call cannot be ended
+        otherwise.
+        """
         text = self._tell_ended(function, "has to be ended", at, suspect, reason)
         sys.stderr.write(f"{text}\n")
         faulthandler.dump_traceback(all_threads=False)
@@ -153,7 +158,7 @@ class _Task(_Base):
     """A task that calls the functions of a component in turn."""
 
     def run(self) -> list[dict[str, Any]]:
-        """Work until the batch ends."""
+        """Process records until the batch ends; returns the counts of each function."""
         stand_in.install()
         with ExitStack() as stack:
             stack.callback(self._link.close)
@@ -202,7 +207,9 @@ class _Task(_Base):
         return self._counts()
 
     def _calls_file(self, stack: ExitStack) -> CallsFile:
-        """Tell in which calls processes before this one have ended, and make a file for those of this one."""
+        """Tell the driver of calls that have ended processes before this one, and make the file for the calls of this
+        one.
+        """
         folder, name = cache_folder().parent / "calls", self._component.full_name
         self._suspects: dict[TopicPartition, int] = {}
         for call in ended_calls(folder, name):
@@ -283,7 +290,7 @@ class _WholeTask(_Base):
     """
 
     def run(self) -> list[dict[str, Any]]:
-        """Work until the batch ends."""
+        """Process records until the batch ends; returns the counts of each function."""
         stand_in.install()
         (step,) = self._component.steps
         with ExitStack() as stack:
@@ -342,7 +349,7 @@ class _WholeTask(_Base):
 
 
 def _before(taken: Taken, end: int) -> Taken:
-    """Return those of some records that lie before an offset."""
+    """Return the records that lie before an offset."""
     if taken.next_offset <= end:
         return taken
     records: Sequence[Any] = [record for record in taken.records if record[0] < end]

@@ -46,11 +46,11 @@ class DriverTurn:
         self._over = threading.Event()
 
     def start(self) -> None:
-        """Join the group."""
+        """Join the group in which the drivers of a mesh decide which one runs it."""
         self._membership.start()
 
     def close(self) -> None:
-        """Leave it."""
+        """Leave the group."""
         self._over.set()
         self._membership.close(1.0)
         with suppress(Exception):
@@ -58,21 +58,21 @@ class DriverTurn:
 
     @property
     def is_mine(self) -> bool:
-        """True if this driver has the mesh, as far as it knows."""
+        """True if this driver is the one that runs the mesh, as far as it knows."""
         return self._membership.holding() is not None
 
     @property
     def is_lost(self) -> bool:
-        """True if another one has it."""
+        """True if another driver runs the mesh."""
         return not self.is_mine and any(peer.holds and peer.client_id != self._me for peer in self._membership.peers())
 
     def who(self) -> str:
-        """Return who has the mesh, or why nobody does, for people."""
+        """Return who runs the mesh, or why nobody does, in words."""
         others = [peer.client_id for peer in self._membership.peers() if peer.holds]
         return others[0].removeprefix(_PREFIX) if others else self._membership.failure or "nobody yet"
 
     def may_begin(self) -> bool:
-        """Return if the server says that this driver has the mesh; waits while it says nothing."""
+        """Return if the server says that this driver runs the mesh; waits up to BEGIN_SECONDS for its answer."""
         end = clock.monotonic() + BEGIN_SECONDS
         while not self._over.is_set() and clock.monotonic() < end and not self.is_lost:
             if self._is_sure():

@@ -166,8 +166,8 @@ class MemoryEngine:
         return logs[partition] if 0 <= partition < len(logs) else None
 
     def topic_changed(self, old: TopicInfo | None, new: TopicInfo | None) -> None:
-        """Bring the logs in line with a changed topic, before anybody is told: give them the new value, make new ones,
-        drop those of a deleted topic.
+        """Update the logs for a changed topic, before callbacks are called: give them the new value and policy, make
+        those of new partitions, remove those of a deleted topic.
         """
         if new is None:
             assert old is not None

@@ -69,10 +69,8 @@ class LogMemory:
         return None
 
     def refusal(self, size: int, *, unbounded: bool) -> BackendError | None:
-        """Return KAFKA_STORAGE_ERROR if a batch of `size` bytes cannot be accepted now; 0 bytes are a batch that is not
-        stored.
-
-        With `unbounded` only a closed engine refuses.
+        """Return KAFKA_STORAGE_ERROR if a batch of `size` bytes cannot be accepted now, else None; 0 bytes are a batch
+        that is not stored. If `unbounded`, only a closed engine refuses.
         """
         if self.closed:
             return BackendError(self.problem or "")
@@ -85,11 +83,11 @@ class LogMemory:
         return None
 
     def take(self, size: int, batches: int) -> None:
-        """Count so many batches, which have `size` bytes together, as held from now on."""
+        """Count `batches` batches, which have `size` bytes together, as held from now on."""
         self.used += size + batches * _BATCH_BYTES
 
     def free(self, size: int, batches: int) -> None:
-        """Count so many batches, which have `size` bytes together, as no longer held."""
+        """Count `batches` batches, which have `size` bytes together, as no longer held."""
         self.used -= size + batches * _BATCH_BYTES
         self._full = False
 
@@ -150,7 +148,7 @@ class MemoryLog(Partition):
         place: int,
         from_zero: bool = False,
     ) -> None:
-        """Take a batch, which is durable in the loop's next turn. Topics of the gateway's own may go beyond the
+        """Accept a batch, which is durable in the loop's next turn. Topics of the gateway's own may go beyond the
         memory's bound.
         """
         verdict = self._producers.check(header, from_zero=from_zero)
@@ -246,7 +244,9 @@ class MemoryLog(Partition):
         return StoredBatch(base, base + header.last_offset_delta, time if time >= 0 else -now_ms, data)
 
     def _take(self, batch: StoredBatch, waiter: AppendWaiter, place: int, result: AppendResult) -> None:
-        """Put a batch behind the log's end and have it answered in the loop's next turn; or do neither and raise."""
+        """Put a batch behind the log's end and plan its answer for the loop's next turn. If this raises, neither was
+        done.
+        """
         self._taken.append(batch)
         try:
             self._answer_soon(waiter, place, result)

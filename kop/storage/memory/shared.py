@@ -191,7 +191,9 @@ class _LogOfBroker(_View):
         self._log = log
 
     async def lead(self, lost: Callable[[], None]) -> None:
-        """Become the only writer; the former one hears of it. What that wrote is in the log, be it not answered yet."""
+        """Become the only writer; the former one is told. What that one wrote is in the log, even if it was not
+        answered yet.
+        """
         former = self._shared.leaders.get(self._log)
         self._shared.leaders[self._log] = self._broker, lost
         self._log.commit()
@@ -219,7 +221,7 @@ class _LogOfBroker(_View):
         place: int,
         from_zero: bool = False,
     ) -> None:
-        """Take a batch of the leader; NOT_LEADER_OR_FOLLOWER for any other broker."""
+        """Accept a batch of the leader; NOT_LEADER_OR_FOLLOWER for any other broker."""
         if self.leads:
             self._log.submit(batch, header, now_ms=now_ms, waiter=waiter, place=place, from_zero=from_zero)
         else:

@@ -48,8 +48,8 @@ class Access:
         return TlsOptions(ca_file=self._settings.kop_pulsar_tls_ca_file or None, system_too=True)
 
     def credentials(self) -> Credentials | None:
-        """Return the credentials, None if the settings have none. BackendError names the fault of their text, without
-        showing it.
+        """Return the credentials, None if the settings have none. BackendError if their text is wrong, with the reason
+        but without the text.
         """
         if not self._settings.kop_pulsar_auth:
             return None

@@ -346,11 +346,11 @@ class PulsarEngine:
     # --- open
 
     async def start(self) -> None:
-        """Read the topics of the cluster and follow their changes. KopError tells what to do if the cluster is not set
-        up.
+        """Read the topics of the cluster and follow their changes. KopError if the cluster is not set up for the
+        gateway, with advice.
 
         A failure that may pass is retried for a minute, because Pulsar brokers restart and topics move. An address
-        where nobody answers is taken for a wrong one: the start then ends at once, as it does for refused credentials.
+        where nobody answers counts as a wrong one: the start then ends at once, as it does for refused credentials.
         """
         cluster_topic = self._cluster_topic
         await self._tried("connect to Pulsar", self.client.start, answered=False)
@@ -372,8 +372,8 @@ class PulsarEngine:
         self._upkeep.start()
 
     async def _tried(self, what: str, work: Callable[[], Awaitable[T]], *, answered: bool = True) -> T:
-        """Do a step of the start, and try it again while its failure may pass. `answered`: somebody has answered at
-        this address before.
+        """Run a step of the start (`work`), and retry it while its failure may pass. `answered`: somebody has answered
+        at this address before.
         """
 
         def passes(error: BaseException) -> bool:
@@ -402,7 +402,7 @@ async def open_engine(
     answers: Answers | None = None,
     waiting: Callable[[str], None] | None = None,
 ) -> PulsarEngine:
-    """Connect to a cluster and read its topics. KopError tells what to do if that fails.
+    """Connect to a cluster and read its topics. KopError if that fails, with advice.
 
     `answers` asks another broker if it serves Kafka clients; see `BrokerRegistry`. `waiting` is called with one line
     for each failure that is tried again.

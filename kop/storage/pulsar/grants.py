@@ -124,7 +124,7 @@ class PulsarGrants:
             self._follow(namespace)
 
     async def close(self) -> None:
-        """Read no more."""
+        """Stop reading grants."""
         tasks = [source.following for source in self._sources.values() if source.following is not None]
         for task in tasks:
             task.cancel()
@@ -153,7 +153,7 @@ class PulsarGrants:
     # --- reading
 
     def unread(self, namespaces: Collection[str]) -> Collection[str]:
-        """Return those of the namespaces that nobody reads by himself, and that were not read within a second."""
+        """Return those of the namespaces whose grants are not read each second, and were not read within a second."""
         return {name for name in namespaces if any(map(self._has_to_be_read, _keys_of(name)))}
 
     def _has_to_be_read(self, key: _Key) -> bool:
@@ -165,8 +165,8 @@ class PulsarGrants:
         return source.tried_at <= self._loop.time() - EVERY_SECONDS
 
     async def read(self, namespaces: Collection[str]) -> None:
-        """Read the grants of namespaces, if nobody has within a second; what cannot be read is not known then. Nor is
-        what is beyond the number of those that are kept.
+        """Read the grants of these namespaces, unless they were read within a second. Those that cannot be read count
+        as not known, and so do those beyond the number that is kept.
         """
         keys = {key for namespace in islice(namespaces, MOST_ASKED // 2) for key in _keys_of(namespace)}
         try:

@@ -344,7 +344,7 @@ def _take_over(
 ) -> None:
     """Make this process the only writer: commits of any other process that opened the file fail from now on.
 
-    It is the first commit of a start, and takes in the write-ahead log the place of lost commits.
+    It is the first commit of a start, and in the write-ahead log it overwrites lost commits.
     """
     conn.execute("BEGIN IMMEDIATE")
     conn.executemany(

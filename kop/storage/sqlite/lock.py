@@ -40,10 +40,10 @@ class DatabaseLock:
 
 
 def lock(path: Path) -> DatabaseLock:
-    """Lock the database file at `path`, a real path; make an empty file if there is none.
+    """Lock the database file at `path`, whose links were followed before; make an empty file if there is none.
 
-    Raises BackendError if another process, or another engine of this one, uses the file; OSError if it cannot be
-    opened.
+    BackendError if another process, or another engine of this one, uses the file, or if the lock file of an unreleased
+    kop lies beside it; OSError if the file cannot be opened.
     """
     if (older := Path(f"{path}.lock")).exists():
         raise BackendError(f"{older} is the lock of an unreleased kop: stop that one, then remove the file")

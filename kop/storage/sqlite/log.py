@@ -237,7 +237,7 @@ class SqliteLog(Partition):
         self.end_offset = entry.last + 1
 
     def _follow(self, original: BatchMetadata, waiter: AppendWaiter, place: int) -> None:
-        """Have the sender of a duplicate told when the original batch, which is not durable yet, is."""
+        """Note that the sender of a duplicate is told when the original batch, which is not durable yet, is."""
         if isinstance(original.owner, QueuedAppend):
             original.owner.follow(waiter, place)
             return

@@ -115,7 +115,7 @@ def keep_files(conn: sqlite3.Connection, numbers: Collection[int]) -> None:
 
 
 def skip_what_was_given_out(conn: sqlite3.Connection, lost: LostCommits, ids_of_commit: int, now_ms: int) -> None:
-    """Raise the next offset of each log, and the next producer id, above those that lost commits may have given out."""
+    """Raise the next offset of each log, and the next producer id, above those that lost commits may have used."""
     conn.execute("UPDATE meta SET value = value + ? WHERE key = 'producer_id.next'", (lost.commits * ids_of_commit,))
     for log_id, last in lost.offsets.items():
         row = conn.execute(

@@ -165,7 +165,7 @@ class Maintenance:
         self._count_wal(size + int((_COMMIT_PAGES + logs * self._pages_per_log) * self._page_size))
 
     async def run(self, now_ms: int) -> None:
-        """Do all work that is due at `now_ms`; producers expire by a clock of their own."""
+        """Do all upkeep that is due at `now_ms`; producers expire by a clock of their own."""
         async with self._turn:
             await self._remove_due()
             while self._dead_logs and not self.closing:
@@ -262,8 +262,8 @@ class Maintenance:
             _log.debug("the disk still fails: %s", error.message)
 
     async def _guarded(self, what: str, work: Awaitable[None]) -> None:
-        """Do one piece of work. Its failure (a full disk, for example) is logged and does not end the others; it is
-        tried again.
+        """Await one piece of work, which `what` names. Its failure (a full disk, for example) is logged and does not
+        end the others; it is tried again.
         """
         try:
             await work
@@ -382,7 +382,7 @@ class Maintenance:
         self._to_clean.extend((log, log.last_stable_offset) for log in self._logs() if log.policy.compact)
 
     async def _compact(self, now_ms: int) -> None:
-        """Do one compaction pass over the next log, if one is due. The log goes behind the others then: more may be
+        """Make one compaction pass over the next log, if one is due. The log goes behind the others then: more may be
         due.
         """
         while self._to_clean and not self.closing:

@@ -68,7 +68,7 @@ class Destination(Protocol):
     log_id: int
 
     def committed(self, entry: QueuedAppend) -> None:
-        """Take a batch that is on disk: it becomes readable, and its waiter is told."""
+        """Handle that a batch is on disk: it becomes readable, and its waiter is told."""
 
     def failed(self, entries: Sequence[QueuedAppend], error: KopError) -> None:
         """Undo all queued batches of the log from the first one of a failed commit on."""
@@ -130,7 +130,7 @@ class QueuedAppend:
     """True if it is written even if the disk runs short of space."""
 
     def follow(self, waiter: AppendWaiter, place: int) -> None:
-        """Have `waiter`, whose batch is a duplicate of this one, told of the end of this append, too."""
+        """Note that `waiter`, whose batch is a duplicate of this one, is told of the end of this append, too."""
         self.followers = [*(self.followers or ()), (waiter, place)]
 
     def succeed(self, result: AppendResult) -> None:
@@ -297,8 +297,8 @@ class Writer:
             self.failure = None
 
     def fail(self, reason: str) -> None:
-        """Take no more batches, since a thread of the engine has ended. If that is the writer's, all that waits for it
-        fails.
+        """Accept no more batches, since a thread of the engine has ended. If that is the writer's, all that waits for
+        it fails.
         """
         self.ended = self.ended or reason
         if not self._stopped:
@@ -314,7 +314,7 @@ class Writer:
             self._on_failed(lost, error)
 
     async def stop(self) -> None:
-        """Write what is queued, end the thread, close the connection."""
+        """Write what is queued, end the thread, and close the connection."""
         self._stopping = True
         self._kick()
         await self._loop.run_in_executor(None, self._thread.join)
@@ -454,7 +454,7 @@ class Writer:
     def _unbind(self) -> None:
         """Free the bytes that prepared INSERTs hold: run each without a row, which writes nothing.
 
-        One that there is no memory for holds them until the next time.
+        An INSERT for which there is no memory keeps its bytes until the next time.
         """
         for rows in [*self._bound]:
             try:

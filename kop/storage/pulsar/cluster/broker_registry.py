@@ -79,10 +79,10 @@ class BrokerRegistry:
         on_announced: Callable[[Sequence[str]], None],
         answers: Answers | None = None,
     ) -> None:
-        """Keep the parts that are used. `instance` tells this run of the broker from all others.
+        """Prepare the registry. `instance` tells this run of the broker from all others.
 
         `on_announced` is called with Pulsar's names of topics whose properties another broker has changed. `answers` is
-        asked about brokers that are missing: without it they are gone sooner.
+        asked about brokers that are missing: without it they count as gone sooner.
         """
         self.brokers: Sequence[LiveBroker] = ()
         self._loop = context.loop
@@ -119,7 +119,7 @@ class BrokerRegistry:
 
     @property
     def counts_as_live(self) -> bool:
-        """True if the others surely take this broker for live now; true before it joins, when they do not know it.
+        """True if the others surely count this broker as live now; true before it joins, when they do not know it.
 
         If it is false they may be about to take over what this broker leads.
         """
@@ -318,7 +318,9 @@ class BrokerRegistry:
             self._live.answered(broker.node_id, answers)
 
     async def _probe_next(self) -> None:
-        """Ask Pulsar for the name of the next broker: the Pulsar broker gives it away if its holder does not answer."""
+        """Ask Pulsar for the producer name of the next broker. If Pulsar gives the name away, and that broker does not
+        answer Kafka requests either, it is dead: the others take over at once.
+        """
         next_one = self._next_one()
         if next_one is None or self._producer is None or self._live is None:
             return

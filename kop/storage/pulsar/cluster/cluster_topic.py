@@ -24,7 +24,7 @@ class ClusterTopic:
     """The topic `__kop`, which a cluster's brokers share. Methods raise PulsarError, if nothing else is said."""
 
     def __init__(self, admin: Admin, naming: TopicNaming, announce: Callable[[str], None]) -> None:
-        """Keep the parts that are used. `announce` tells the other brokers that the properties of a topic have
+        """Prepare access to the topic. `announce` tells the other brokers that the properties of a topic have
         changed.
         """
         self.full_name = naming.own_topic
@@ -52,7 +52,9 @@ class ClusterTopic:
         await self._admin.set_namespace_retention(self._namespace, FOREVER)
 
     async def open(self) -> str:
-        """Make the topic if it is missing; return the cluster id. BackendError if that does not parse."""
+        """Make the topic if it is missing; return the cluster id. BackendError if the id in the topic's properties is
+        malformed.
+        """
         try:
             properties = await self.properties()
         except PulsarError as error:

@@ -87,8 +87,8 @@ class LiveBrokers:
         return [broker for broker in self.brokers if broker.node_id in self._absences]
 
     def snapshot(self, attached: Mapping[int, LiveBroker], now: float) -> bool:
-        """Take a Pulsar broker's list of attached brokers, and update the live ones; return false if the list tells
-        nothing, since `own` is not in it.
+        """Update the live brokers by a Pulsar broker's list of attached ones; return false if the list tells nothing,
+        since `own` is not in it.
         """
         if self.own.node_id not in attached:
             self._missed = True
@@ -111,7 +111,7 @@ class LiveBrokers:
         return True
 
     def own_attached(self, asked: float) -> None:
-        """Take in that `own` was attached, by a Pulsar broker's answer to a question of the time `asked`.
+        """Note that `own` was attached, by a Pulsar broker's answer to a question of the time `asked`.
 
         It is the time of the question: an answer may lie in a socket for long before a broker reads it that was
         stopped.
@@ -121,7 +121,7 @@ class LiveBrokers:
         self._attached, self._missed = asked, False
 
     def own_counts(self, now: float) -> bool:
-        """Return true if all others surely count `own` as live."""
+        """Return true if all others surely count `own`, this broker, as live at the time `now`."""
         return self._attached is not None and not self._is_away(now) and now - self._back >= BACK_SECONDS
 
     def _is_away(self, now: float) -> bool:

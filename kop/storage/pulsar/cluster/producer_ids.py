@@ -32,7 +32,8 @@ class ProducerIdBlocks:
     def __init__(
         self, client: Client, partition: str, name: str, first_id: Callable[[Position, int], int | None]
     ) -> None:
-        """Take the topic that ids come from: `partition`, its full name, and `name`, that of the only producer to it.
+        """Prepare the topic that ids come from: `partition`, its full name, and `name`, that of the only producer to
+        it.
 
         Each message there reserves a block of ids. `first_id` gives the first id of the block, given the message's
         position and the number of ids of a block; it is None if the broker's index of the message gives it.
@@ -50,17 +51,17 @@ class ProducerIdBlocks:
         """True if a log line has said that Pulsar brokers send no times of entries."""
 
     async def start(self) -> None:
-        """Take the first block, which shows if the Pulsar brokers send what offsets are made of."""
+        """Reserve the first block, which shows if the Pulsar brokers send what offsets are made of."""
         self._spare = await self._take()
 
     async def take(self) -> range:
-        """Reserve a block that no other broker has or had."""
+        """Return a block of ids that no other broker has or had."""
         block, self._spare = self._spare, None
         return await self._take() if block is None else block
 
     async def _take(self) -> range:
-        """Write a message, and return the block of ids that follows from its place in the topic, which no other message
-        has.
+        """Write a message, and return the block of ids that follows from the message's place in the topic, which no
+        other message has.
         """
         async with self._opening:  # two writers at once would take the name from each other
             if self._producer is None:

@@ -188,11 +188,11 @@ class Append:
             self.scattered = True
 
     def refuse(self, error: KopError) -> None:
-        """Have the batch fail with `error` when its last entry has ended."""
+        """Let the batch fail with `error` once its last entry has ended."""
         self.error = without_frames(error)
 
     def end(self, log_start_offset: int) -> None:
-        """Give the waiters the result, and drop all of the batch but its offset and sequences."""
+        """Call the waiters with the result, and drop all of the batch but its offset and sequences."""
         error = self.error
         self.budget.give_back(len(self.batch))
         self.error, self.batch = None, _NOTHING
@@ -245,7 +245,7 @@ class EntryProducer(Protocol):
         """The producer's name in Pulsar."""
 
     def received(self, receipts: Sequence[tuple[InFlightEntry, int, int]]) -> None:
-        """Take receipts of entries, each with its ledger and entry number; both are -1 for an entry that was stored
+        """Handle receipts of entries, each with its ledger and entry number; both are -1 for an entry that was stored
         before.
         """
 
@@ -253,7 +253,10 @@ class EntryProducer(Protocol):
         """Handle that Pulsar dropped an entry because other entries have its sequence ids."""
 
     def entry_failed(self, entry: InFlightEntry, error: PulsarError) -> None:
-        """Take the failure of an entry: Pulsar refused it, or it is not known if it is stored."""
+        """Handle that no receipt of an entry will come: EntryRefusedError if Pulsar refused it, so that it is not
+        stored; with any other error it may be stored or not. The entry's append fails, unless Pulsar has a copy of it
+        from before.
+        """
 
 
 class InFlightEntry(PendingEntry):
@@ -372,7 +375,7 @@ class LogEnd(Protocol):
         """Put entries of that ledger, which this broker wrote, behind the log's end."""
 
     def detach(self, error: KopError) -> None:
-        """Have the log attach again, because its end as it is known is wrong."""
+        """Make the log attach again, because its end as it is known is wrong."""
 
 
 class Appends:
@@ -443,7 +446,7 @@ class Appends:
     # --- what becomes of an entry
 
     def stored(self, stored: Sequence[StoredEntry]) -> None:
-        """Take receipts, and place the entries whose offsets follow from them."""
+        """Handle receipts: place the entries whose offsets follow from them."""
         chained = self._chain_together(stored)
         for entry, position in stored[chained:]:
             self._stored_apart(entry, position)
@@ -494,7 +497,7 @@ class Appends:
         return not self._stored and self._mapping.dense and self._may_chain()
 
     def _stored_apart(self, entry: InFlightEntry, position: Position) -> None:
-        """Take one receipt; place its entry, and those that waited for it, if their offsets follow from that."""
+        """Handle one receipt: place its entry, and those that waited for it, if their offsets follow from that."""
         if entry.done:
             return
         entry.is_stored = True
@@ -514,7 +517,7 @@ class Appends:
                 self._loop.call_soon(self._look_at_gap)
 
     def _look_at_gap(self) -> None:
-        """Have the tail bring the missing entries, after all receipts of one read of the socket were taken.
+        """Let the tail bring the missing entries, once all receipts of one read of the socket were handled.
 
         They come producer by producer, so that a later entry may get its receipt before an earlier one.
         """
@@ -524,10 +527,10 @@ class Appends:
             self._wait_for_tail(min(self._stored))
 
     def duplicate(self, entry: InFlightEntry, *, old: bool, refused: bool = False) -> None:
-        """Look for the earlier copy of an entry, which the receipt calls a duplicate.
+        """Look for the earlier copy of an entry whose receipt says that it is a duplicate.
 
-        With `refused` Pulsar refused the entry now, and is known to have stored a copy before. With `old` the tail will
-        not bring that copy any more.
+        `refused`: Pulsar refused the entry now, and is known to have stored a copy before. `old`: the tail will not
+        bring that copy any more.
         """
         if entry.done:
             return
@@ -548,7 +551,7 @@ class Appends:
         return None
 
     def failed(self, entry: InFlightEntry, error: KopError) -> None:
-        """Fail an entry that was refused, or of which nobody knows if it is stored."""
+        """Fail the append of an entry that was refused, or of which nobody knows if it is stored."""
         if not entry.done:
             entry.append.refuse(error)
             self._done(entry)
@@ -699,8 +702,8 @@ class Appends:
             self._open_batches.take(self, first)
 
     def kept(self, tail_entry: EntryWithOffsets) -> Buffer | None:
-        """Return the batch of this broker's entry that the tail brought, in the bytes that came in, if they are kept;
-        else None.
+        """Return the batch of this broker's entry that the tail brought, in the bytes that the client sent, if they are
+        kept; else None.
         """
         position = tail_entry.position
         data = self._open_batches.take(self, position)
@@ -723,9 +726,10 @@ class Appends:
         self._anchor = None
 
     def brought(self, entry: InFlightEntry, tail_entry: EntryWithOffsets) -> bool:
-        """Take an entry of this broker that the tail brought; return true if it is placed, in the bytes that came in.
+        """Place an entry of this broker that the tail brought, in the bytes that the client sent; return true if that
+        was done.
 
-        It is not if it lies behind a gap, or if Pulsar counts its records otherwise.
+        It is not done if the entry lies behind a gap, or if Pulsar counts its records otherwise.
         """
         log = self._log
         if (
@@ -765,7 +769,7 @@ class Appends:
         return self._mapping.append_time(tail_entry) if self._log.policy.log_append_time else -1
 
     def _place(self, entry: InFlightEntry, position: Position, base: int, append_time: int) -> None:
-        """Place an entry of this broker as the log's next one, to be served in the bytes that came in."""
+        """Place an entry of this broker as the log's next one, to be served in the bytes that the client sent."""
         append = entry.append
         append.lies_at(base, entry.first)
         append.time = append_time
@@ -925,8 +929,8 @@ class Appends:
         self.duplicate(entry, old=True)
 
     async def is_stored(self, producer_name: str, sequence_id: int, *, hidden: bool) -> bool:
-        """Return true if a record of a producer is among the last entries of the log; see `Wanted`. PulsarError and
-        KopError.
+        """Return true if a record with this producer name and sequence id is among the last entries of the log; for
+        `hidden` see `Wanted`. PulsarError or KopError if the entries cannot be read.
         """
         (stored,) = await self._search([Wanted(producer_name, sequence_id, 1, hidden)])
         return stored.outcome in {Outcome.FOUND, Outcome.OTHERS}

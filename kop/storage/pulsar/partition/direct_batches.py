@@ -121,7 +121,7 @@ class DirectBatches:
         return self.writer.oldest
 
     def received(self, receipts: Sequence[Receipt]) -> int:
-        """Place the entries that follow in the log, and answer them; return the number of receipts taken, as
+        """Place the entries that follow in the log, and answer them; return the number of receipts handled, as
         `DirectEntries.received` does.
         """
         if self._parked:
@@ -138,7 +138,7 @@ class DirectBatches:
         return len(receipts) if self.writer.open else taken
 
     def go_on(self) -> None:
-        """Take the receipts that wait, because the log ends directly before the first one's entry now."""
+        """Handle the receipts that wait, because the log ends directly before the first one's entry now."""
         parked = self._parked
         while parked and self.writer.open:
             more = self._take_together(parked)
@@ -152,7 +152,7 @@ class DirectBatches:
                 self._end()
 
     def give_up(self) -> None:
-        """Have the batches whose receipts still wait go the ordinary way, and all others with them."""
+        """Hand the batches whose receipts still wait, and all others with them, to the ordinary path."""
         if self._parked:
             self._end()
 
@@ -205,8 +205,8 @@ class DirectBatches:
             _log.exception("a client could not be told what became of its batch")
 
     def brought(self, stored: EntryWithOffsets) -> bool:
-        """Take an entry that the tail brought before its receipt came; return false if it is not the next one without a
-        receipt.
+        """Place an entry that the tail brought before its receipt came; return false if it is not the next one without
+        a receipt.
 
         The log has to end directly before the entry.
         """

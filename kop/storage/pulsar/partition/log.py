@@ -364,8 +364,8 @@ class PulsarLog(Partition):
             self._give_up = self.loop.call_later(WAIT_SECONDS, self._give_up_waiting)
 
     def direct_writer(self, header: BatchHeader) -> object | None:
-        """Return the object to which compiled code gives further batches of this one's producer, past `submit`; None if
-        all have to go to `submit`.
+        """Return the object that compiled code gives further batches of this one's producer to, instead of `submit`;
+        None if all have to go to `submit`.
         """
         policy = self.policy
         if not self.attached or self.deleted or self._waiting or self.topic.internal:
@@ -375,7 +375,7 @@ class PulsarLog(Partition):
         return self._producers.direct_writer(header)
 
     def end_direct(self) -> None:
-        """Have all batches go to `submit` from now on, until `direct_writer` is called the next time."""
+        """Make all batches go to `submit` from now on, until `direct_writer` is called the next time."""
         self._producers.end_direct()
 
     def in_transaction(self, producer_id: int, producer_epoch: int) -> bool:
@@ -385,7 +385,7 @@ class PulsarLog(Partition):
         return self._producers.in_transaction(producer_id, producer_epoch)
 
     def join_transaction(self, producer_id: int, producer_epoch: int, storage_transaction: bytes) -> None:
-        """Have transactional batches of that producer id and epoch belong to this Pulsar transaction from now on."""
+        """Write transactional batches of that producer id and epoch into this Pulsar transaction from now on."""
         txn = transaction_of(storage_transaction)
         if txn is not None:
             self._producers.join(producer_id, producer_epoch, txn)
@@ -395,7 +395,7 @@ class PulsarLog(Partition):
         return await self._producers.nobody_else_writes(producer_id)
 
     def fenced(self, position: Position) -> None:
-        """Take in that a fence of this broker is stored at this position: batches of its transaction come behind it."""
+        """Handle that a fence of this broker is stored at this position: batches of its transaction come behind it."""
         self.appends.fenced(position)
 
     async def lead(self, lost: Callable[[], None]) -> None:
@@ -430,7 +430,7 @@ class PulsarLog(Partition):
         await self.attach()  # where the tail was given up
 
     async def _end_behind(self, last: Position) -> None:
-        """Let the log end behind an entry that the tail brings later. KopError if that fails.
+        """Move the log's end behind an entry that the tail brings later. KopError if that fails.
 
         The tail goes on. Records before the entry are read by readers, as Pulsar lets them.
         """
@@ -457,7 +457,7 @@ class PulsarLog(Partition):
             await self.ask_start()
 
     async def _look_at_tail(self) -> None:
-        """Give the tail up if it does not go on. KopError if that fails.
+        """Give the tail up, so that the log attaches again, if it does not go on. KopError if that cannot be found out.
 
         Pulsar may name an old entry as the last one to a tail that it serves no more. So Pulsar is asked if it serves
         the tail, if somebody waits for entries, or if entries are known to be stored that the tail has not brought.
@@ -484,7 +484,7 @@ class PulsarLog(Partition):
     # --- the tail
 
     def from_tail(self, stored: EntryWithOffsets) -> None:
-        """Take an entry that the tail read: one that this broker wrote, or somebody else's."""
+        """Put an entry that the tail read into the log: one that this broker wrote, or somebody else's."""
         if not stored.has_offsets:
             # What is written now has no offsets. Producers must not be given any, and consumers must get an error.
             self.tail_lost(KopError(INDEX_HELP, ErrorCode.KAFKA_STORAGE_ERROR))
@@ -538,7 +538,7 @@ class PulsarLog(Partition):
         self._producers.placed()
 
     def _advance(self, position: Position, batch: Batch) -> None:
-        """Let the log end behind a batch that the tail brought, and keep it in the cache."""
+        """Move the log's end behind a batch that the tail brought, and keep the batch in the cache."""
         self._last = max(self._last, position)
         end, self.high_watermark = self.high_watermark, batch.last + 1
         if batch.error is None and not batch.missing:
@@ -610,7 +610,7 @@ class PulsarLog(Partition):
         self.tail.go_on_behind(self._last)
 
     def _clock_runs_ahead(self, ahead: int) -> None:
-        """Keep, for all brokers, that a record's timestamp is `ahead` ms in the future: look-ups by time begin
+        """Store, for all brokers, that a record's timestamp is `ahead` ms in the future: look-ups by time begin
         earlier.
         """
         self.clock_ahead = 1 << ahead.bit_length()
@@ -632,8 +632,8 @@ class PulsarLog(Partition):
         return self.services.kept_number(self.topic.topic_id, self.index, kind)
 
     async def _learn_when_refreshed(self) -> None:
-        """Take over a log start behind the log's end, after the tail has come so far: another broker deleted records
-        that it has not read yet.
+        """Move the log start as another broker has, once the tail has come so far: that broker deleted records that
+        this one has not read yet.
         """
         await self.refresh()
         start = min(self._kept_number(LOG_START), self.high_watermark)
@@ -694,7 +694,9 @@ class PulsarLog(Partition):
             self._asking_start = None
 
     async def ask_start(self) -> None:
-        """Ask Pulsar for the log's start at this moment, and move it."""
+        """Ask Pulsar for the log's start at this moment, and move the log start there; if all records are gone, the
+        log's end too. KopError if Pulsar does not tell.
+        """
         try:
             start = await self.search.start()
         except PulsarError as error:
@@ -705,7 +707,7 @@ class PulsarLog(Partition):
             self._move_start(start)
 
     def _end_at_start(self, start: int) -> None:
-        """Let the log end at `start`: no entry is left but those of open or aborted transactions."""
+        """Move the log's end to `start`: no entry is left but those of open or aborted transactions."""
         self.high_watermark, self.end_has_offset = start, False
         self.tail.converter.next_offset = start
         self.tail.drop_all()

@@ -42,8 +42,8 @@ class LogTable(Generic[L]):
         policy: Callable[[TopicInfo], LogPolicy],
         removing: Callable[[L], None],
     ) -> None:
-        """Begin without logs. `removing` is called with each log of a topic that is gone, before the log itself is
-        told.
+        """Begin without logs. `make` makes a log, `policy` gives a topic's policy. `removing` is called with each log
+        of a topic that is gone, before the log itself is told.
         """
         self._make = make
         self._policy = policy

@@ -194,7 +194,9 @@ class PartitionProducer:
 
     @property
     def sure_at(self) -> float:
-        """The latest time of the loop at which the producer was surely not fenced."""
+        """The latest time of the loop at which the producer was surely not fenced, that is, replaced by another
+        broker's.
+        """
         return float("-inf") if self._producer is None else self._producer.sure_at
 
     @property
@@ -208,7 +210,9 @@ class PartitionProducer:
             await self._producer.verify()
 
     def move(self) -> None:
-        """Use the connection that the partition is written over now, because its lane has changed."""
+        """Use the connection that the partition is written over now, because its lane, the name of that connection, has
+        changed.
+        """
         lane = self._path.throttle.lane
         if self._producer is not None and lane != self._lane:
             self._lane = lane
@@ -310,7 +314,7 @@ class PartitionProducer:
         self.fail(refused)
 
     async def _known_sequences(self, producer: Producer) -> SequenceWindow:
-        """Return the sequence window of the producer, by the last stored sequence id. PulsarError and KopError if that
+        """Return the sequence window of the producer, by the last stored sequence id. PulsarError or KopError if that
         cannot be found out.
 
         Pulsar's answer may be older than the log (`StoredSequences`). Then the log is right.
@@ -603,7 +607,7 @@ class PartitionProducer:
         return writer
 
     def end_direct(self) -> None:
-        """Have all batches go to `add` from now on, and wait here for the receipts of those that compiled code
+        """Make all batches go to `add` from now on, and wait here for the receipts of those that compiled code
         holds.
         """
         if self._direct is not None and self._producer is not None:
@@ -741,7 +745,7 @@ class PartitionProducer:
     def _converted(
         self, append: Append, first: int, producer_id: int, max_bytes: int, *, confirm: bool
     ) -> Sequence[transcode.SendFrame]:
-        """Encode a batch as SEND frames for `_frames`; `max_bytes` bounds the bytes to which it is decompressed."""
+        """Encode a batch as SEND frames for `_frames`; it may be decompressed to `max_bytes` at most."""
         owner, header = self._log, append.header
         policy, publish_time = owner.policy, clock.wall_ms()
         max_size = self._context.client.max_message_size
@@ -775,7 +779,7 @@ class PartitionProducer:
         )
 
     def received(self, receipts: Sequence[tuple[InFlightEntry, int, int]]) -> None:
-        """Take receipts of entries: hand stored entries to `Appends`, and look for earlier copies of duplicates."""
+        """Handle receipts of entries: hand stored entries to `Appends`, and look for earlier copies of duplicates."""
         now = self._loop.time()
         stored: list[StoredEntry] = []
         for entry, ledger, number in receipts:
@@ -818,7 +822,9 @@ class PartitionProducer:
             self._end(BackendError(f"{self._log.title}: what {self.name} has stored is asked again"))
 
     def entry_failed(self, entry: InFlightEntry, error: PulsarError) -> None:
-        """Take the failure of an entry, which gets no receipt."""
+        """Fail the append of an entry of which no receipt will come, or look for the copy that Pulsar had before. An
+        idempotent producer ends if it is not known if the entry is stored.
+        """
         self._answered(entry, self._loop.time())
         if entry.done:
             return
@@ -852,7 +858,7 @@ class PartitionProducer:
         return entry.sent_again or entry.highest_sequence_id <= self._producer.last_sequence_id
 
     def _unanswered(self, entry: InFlightEntry, error: KopError) -> None:
-        """Fail an entry that was sent, and of which nobody will tell if it is stored.
+        """Fail the append of an entry that was sent, and of which nobody will tell if it is stored.
 
         Its error is never NOT_LEADER_OR_FOLLOWER, which says that the entry is not stored.
         """
@@ -885,12 +891,11 @@ def checked_times(
     reserve: Callable[[int], None],
 ) -> BatchHeader:
     """Check the timestamps of a batch, the smallest and the largest of which (ms) are given, and return its header.
+    INVALID_TIMESTAMP if the topic does not allow them; see `refuse_times`.
 
     Producers of others leave the largest timestamp of their batches unset. Kafka takes that of the records, and so does
-    this: retention aside, look-ups by time go by it.
-
-    The header in `batch` is corrected. INVALID_TIMESTAMP if the topic does not allow them; see `refuse_times`. On a
-    LogAppendTime topic nothing is done: they are replaced.
+    this, and corrects the header in `batch`: retention aside, look-ups by time go by it. On a LogAppendTime topic
+    nothing is done: the timestamps are replaced.
     """
     if policy.log_append_time:
         return header

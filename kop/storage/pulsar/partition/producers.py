@@ -58,8 +58,8 @@ class WriterLease:
         self._asking: asyncio.Task[None] | None = None
 
     async def begin(self, lost: Callable[[], None]) -> None:
-        """Fence the former holder, by the topic's epoch in Pulsar, then read what it wrote. KopError or PulsarError if
-        that fails.
+        """Become the only writer: fence the former holder, by the topic's epoch in Pulsar, then read what it wrote.
+        KopError or PulsarError if that fails. `lost` is called when another broker becomes the writer.
         """
         await self.end()
         await self._attach()
@@ -104,7 +104,7 @@ class WriterLease:
             await producer.close()
 
     def ended(self, producer: PartitionProducer) -> bool:
-        """Take in that a producer takes no more batches; return true if it was the producer of the lease."""
+        """Handle that a producer accepts no more batches; return true if it was the producer of the lease."""
         if producer is not self.producer:
             return False
         lost, self.producer, self._lost = self._lost, None, None
@@ -138,7 +138,7 @@ class PartitionProducers:
         return all(producer.idle for producer in self._producers.values())
 
     def join(self, producer_id: int, producer_epoch: int, txn: EntryTransaction) -> None:
-        """Let transactional batches of this producer id and epoch belong to the transaction from now on."""
+        """Write transactional batches of this producer id and epoch into the transaction from now on."""
         self._joined[producer_id] = producer_epoch, txn
         if (producer := self._producers.get(producer_id)) is not None:
             producer.end_direct()  # a batch outside of the transaction has to be refused
@@ -173,11 +173,10 @@ class PartitionProducers:
         return producer
 
     async def nobody_else_writes(self, producer_id: int) -> bool:
-        """Return true once no other broker has the Pulsar producer of a producer id.
+        """Return true once no other broker has the Pulsar producer of a producer id; false if Pulsar does not tell.
 
-        A Pulsar broker gives a producer's name to one connection at a time, and to the next one when it has taken all
-        that the former sent. So the name is asked for, until it is free or the caller cancels this. False if Pulsar
-        does not tell.
+        A Pulsar broker gives a producer's name to one connection at a time, and to the next one when it has handled all
+        that the former sent. So the name is asked for, until it is free or the caller cancels this.
         """
         path, name = self._path, self._path.services.producer_naming().of(producer_id)
         pause = 0.02
@@ -228,8 +227,8 @@ class PartitionProducers:
         return False
 
     def _park(self, entry: int, batches: DirectBatches) -> None:
-        """Let batches of compiled code wait for the entries before `entry`, until all receipts of this read of the
-        socket were taken.
+        """Let batches of compiled code wait for the entries before `entry`, at most until all receipts of this read of
+        the socket were handled.
         """
         if not self._parked:
             self._path.context.loop.call_soon(self._give_up_parked)
@@ -252,7 +251,7 @@ class PartitionProducers:
             batches.give_up()
 
     def end_direct(self) -> None:
-        """Have all batches go to the producers' `add` from now on."""
+        """Make all batches go to the producers' `add` from now on."""
         for producer in self._producers.values():
             producer.end_direct()
 
@@ -276,7 +275,7 @@ class PartitionProducers:
         )
 
     def move(self) -> None:
-        """Have the producers, except the leader's, use the connection that the partition is written over now."""
+        """Make the producers, except the leader's, use the connection that the partition is written over now."""
         for producer in self._producers.values():
             producer.move()
 

@@ -176,7 +176,7 @@ class SequenceWindow:
         )
 
     def take(self, header: BatchHeader, sequence_id: int, owner: Any) -> None:
-        """Add a batch, which `check` let through and which is sent, to the window."""
+        """Add a batch, which `check` accepted and which is sent, to the window."""
         epoch = header.producer_epoch
         if epoch != self.epoch:
             self._refused.clear()
@@ -188,9 +188,9 @@ class SequenceWindow:
         self._window = self._window.then(epoch, sent)
 
     def refuse(self, sequence_id: int, count: int, owner: Any) -> None:
-        """Take in that Pulsar will not store `count` records of a batch that was taken, from this sequence id on.
+        """Note that Pulsar will not store `count` records of a batch in the window, from this sequence id on.
 
-        As in Kafka a refused batch takes no sequence, while no later one was taken.
+        As in Kafka a refused batch uses up no sequence, as long as no later one was accepted.
         """
         if sequence_id >> EPOCH_SHIFT != self.epoch:
             return
@@ -234,7 +234,7 @@ class StoredSequences:
         return producer_name in self._highest
 
     def add(self, producer_name: str, sequence_id: int) -> None:
-        """Take in that an entry is stored whose last message has this sequence id.
+        """Note that an entry is stored whose last message has this sequence id.
 
         With -1 no entry is known to be stored, only that a producer of this name has ended.
         """

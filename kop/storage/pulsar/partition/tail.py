@@ -60,7 +60,7 @@ class FollowedLog(Protocol):
         """The position of the entry before the high watermark."""
 
     def from_tail(self, stored: EntryWithOffsets) -> None:
-        """Take an entry that the tail brought."""
+        """Put an entry that the tail brought into the log."""
 
     def tail_lost(self, error: PulsarError | KopError, why: Fault = Fault.TAIL_LOST_FAILED) -> None:
         """Handle that the tail cannot go on: the log has to attach again."""
@@ -112,8 +112,8 @@ class LogTail:
         return self.stream is not None and not self.stream.closed
 
     async def begin(self, next_offset: int, last: Position) -> None:
-        """Follow the log from the entry behind `last` on. PulsarError, KopError; BackendError if the stream ended at
-        once.
+        """Follow the log from the entry behind `last` on. PulsarError or KopError if the stream cannot be opened;
+        BackendError if it ended at once.
 
         The entry of `last` is -1 if there is none: then all entries are read.
         """
@@ -177,7 +177,7 @@ class LogTail:
     # compacted topic, Pulsar's own can: there is one line for each topic, a count for each entry.
 
     def _keyless(self, messages: int) -> None:
-        """Count an entry that has messages without a key, and warn of it."""
+        """Count an entry that has `messages` messages without a key, and warn of it."""
         if self._log.policy.compact:
             self._warn(
                 Fault.COMPACTION_KEYLESS_MESSAGE,
@@ -236,12 +236,13 @@ class LogTail:
         return last
 
     def _give_up(self, stream: Stream, why: Fault, text: str) -> None:
-        """Have the log attach again, unless it follows another stream by now."""
+        """Make the log attach again, unless it follows another stream by now."""
         if self.stream is stream:
             self._log.tail_lost(BackendError(text), why)
 
     async def gave_up_unserved(self) -> bool:
-        """Give the tail up if Pulsar serves it no more, now and a moment later. Return true if it was given up.
+        """Make the log attach again if Pulsar serves the tail no more, now and a moment later. Return true if that was
+        done.
 
         See docs/quirks.md, "A reader is left behind at a topic that was opened anew".
         """

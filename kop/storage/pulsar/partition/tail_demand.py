@@ -40,7 +40,7 @@ class TailDemand:
         self._end = -1
 
     def needed(self, now: float) -> bool:
-        """Take in that the tail may bring something that is needed; return true if it was paused and has to go on."""
+        """Note that the tail may bring something that is needed; return true if it was paused and has to go on."""
         self._calm_since = now
         if not self.paused:
             return False
@@ -49,8 +49,8 @@ class TailDemand:
         return True
 
     def chained(self, now: float, end: int) -> bool:
-        """Take in that a number of entries followed each other, so that the log ends at `end`, and nobody waits; return
-        true if the tail pauses now.
+        """Note that a number of entries followed each other, so that the log ends at `end`, and that nobody waits;
+        return true if the tail pauses now.
         """
         quick = now - self._chained_at <= SLOWEST_SECONDS
         self._chained_at = now

@@ -97,7 +97,7 @@ class RateExceeded:
         return True
 
     def counted(self, count: int, now: float) -> bool:
-        """Take Pulsar's count of rate-limited publishes; return true if a rate begins to hold the partition back."""
+        """Note Pulsar's count of rate-limited publishes; return true if a rate begins to hold the partition back."""
         before = self.now(now)
         if 0 <= self._count < count:
             self._grew, self._pause = now, ASK_SECONDS

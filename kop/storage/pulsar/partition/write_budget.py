@@ -52,7 +52,7 @@ class WriteBudget:
             self._none_left.set()
 
     def close(self) -> None:
-        """Have compiled code accept no more batches."""
+        """Make compiled code accept no more batches."""
         if self.direct is not None:
             self.direct.closed = True
 

@@ -171,11 +171,13 @@ class ColdReader:
         return min(self._begin, first.base) <= offset <= last.last
 
     def on_entry(self, stored: EntryWithOffsets) -> None:
-        """Take an entry of the stream, and put its batches into the window."""
+        """Put the batches of an entry of the stream into the window."""
         self._hold(self.converter.feed(stored))
 
     def on_many(self, received: Sequence[Received], at: int) -> tuple[int, int, int]:
-        """Take several entries of the stream at once; return as `stream.OnMany` does."""
+        """Put the batches of several entries of the stream into the window at once; return the numbers that
+        `stream.OnMany` returns.
+        """
         batches, messages, size = self.converter.feed_usual(received, at)
         if batches:
             self._hold(batches)
@@ -212,7 +214,7 @@ class ColdReader:
         return batch
 
     def on_lost(self, error: PulsarError | KopError) -> None:
-        """Take the error with which the stream has ended."""
+        """Keep the error with which the stream has ended, for reads that wait."""
         self._error = error if isinstance(error, KopError) else kafka_error(error, "cannot read")
         self._wake()
 

@@ -173,7 +173,9 @@ class StoredBatches:
         self._check_exists = check_exists
 
     async def find(self, wanted: Sequence[Wanted]) -> list[Stored]:
-        """Look for all of these messages, each as far back as the bounds allow. PulsarError and KopError."""
+        """Look for all of these messages, each as far back as the bounds allow; return the outcomes in their order.
+        PulsarError or KopError if the log cannot be read.
+        """
         answers = [Stored(Outcome.UNKNOWN)] * len(wanted)
         try:
             async with asyncio.timeout(SEARCH_SECONDS):

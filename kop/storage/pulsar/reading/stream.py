@@ -108,8 +108,9 @@ class Stream:
         place: Callable[[Entry], EntryWithOffsets],
         on_many: OnMany | None = None,
     ) -> None:
-        """Make a stream that is not started. `on_many` takes entries that came together; those that it leaves go to
-        `on_entry`, one by one.
+        """Make a stream that is not started. `on_entry` gets each entry; `on_many` may handle several that came
+        together, and the rest goes to `on_entry`. `on_lost` gets the error that ends the stream, `place` gives an entry
+        its offsets.
         """
         self._on_entry = on_entry
         self._on_many = on_many
@@ -173,7 +174,7 @@ class Stream:
 
     @property
     def due(self) -> int:
-        """The bytes, roughly, that were asked for and did not come yet."""
+        """The bytes, roughly, that were asked for and have not come yet."""
         if self._reader is None or not self._messages:
             return self.budget
         return min(max(self._reader.permits, 0) * self._bytes // self._messages, self.budget)

@@ -70,9 +70,7 @@ class DeletionGuard:
 
     async def may_attach(self, partition: PartitionView) -> bool:
         """Return true if the topic and this partition of it exist, so that a client may attach. PulsarError if Pulsar
-        does not answer.
-
-        LEADER_NOT_AVAILABLE of `PulsarTopics.until_made` if the topic is being made.
+        does not answer; LEADER_NOT_AVAILABLE if the topic is still being made.
         """
         await self._topics.until_made(partition.topic.topic_id)
         if not await self.still_there(partition):

@@ -60,7 +60,7 @@ class Table(Protocol):
         """Look at topics of these names; return those that could not be read."""
 
     def watched(self, snapshot: Sequence[str] | None, added: Iterable[str], removed: Iterable[str]) -> None:
-        """Have these topics looked at again soon; see `PulsarTopics.watched`."""
+        """Look at these topics again soon; see `PulsarTopics.watched`."""
 
 
 class ForeignTopics:
@@ -118,9 +118,10 @@ class ForeignTopics:
         return self._context.loop.time() < self._listed.get(namespace, float("-inf"))
 
     async def list_namespace(self, namespace: str) -> None:
-        """Look for all topics of a namespace that are not known. BackendError if it cannot be listed.
+        """Look at all topics of a namespace that are not known, so that they become known. BackendError if the
+        namespace cannot be listed; one that does not exist has no topics.
 
-        All who ask meanwhile wait for the same listing.
+        Calls at the same time share one listing.
         """
         listing = self._listings.get(namespace)
         if listing is None:

@@ -34,8 +34,8 @@ class TopicIds:
     """The ids of topics, and their agreement between brokers. Methods raise PulsarError."""
 
     def __init__(self, admin: Admin, is_chosen: Callable[[str], bool]) -> None:
-        """Keep the parts that are used. `is_chosen` returns true if this broker is the one to give the topic of that
-        name an id.
+        """Prepare to give ids. `is_chosen` returns true if this broker is the one to give the topic of that name an
+        id.
         """
         self._admin = admin
         self._is_chosen = is_chosen

@@ -78,8 +78,8 @@ def _limit(value: int, unit: int, most: int) -> int:
 
 
 def keeps(retention: Retention) -> bool:
-    """Return true if records stay after all subscriptions have acknowledged them. Records go as soon as either limit is
-    exceeded.
+    """Return true if the retention keeps records after all subscriptions have acknowledged them. Records are dropped as
+    soon as either limit is exceeded.
     """
     return 0 not in retention
 

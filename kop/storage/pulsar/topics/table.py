@@ -331,7 +331,8 @@ class PulsarTopics(TopicTable):
                 log.info("topic %s has not all of its policies yet: %s; trying again", topic.name, error)
 
     async def until_made(self, topic_id: UUID) -> None:
-        """Wait until a new topic has its policies: nobody may load its partitions before. LEADER_NOT_AVAILABLE.
+        """Wait until a new topic has its policies: nobody may load its partitions before. LEADER_NOT_AVAILABLE if that
+        takes too long.
 
         See docs/quirks.md, "Policies that are set while partitions load block two threads for ever".
         """
@@ -590,8 +591,8 @@ class PulsarTopics(TopicTable):
     def watched(
         self, snapshot: Sequence[str] | None, added: Iterable[str], removed: Iterable[str], *, namespace: str = ""
     ) -> None:
-        """Take the watcher's news: names of Pulsar's topics, partitions among them. A snapshot is one of
-        `namespace`.
+        """Note the watcher's news, names of Pulsar's topics and partitions, to look at them soon. `snapshot`, if not
+        None, has all names of `namespace`.
         """
         names = [*added, *removed]
         for name in map(topic_of, removed):
@@ -683,7 +684,7 @@ class PulsarTopics(TopicTable):
         return self._retries if name in self._unread else self._looks
 
     def _not_read(self, name: str, error: Exception) -> None:
-        """Keep the old values of a topic that cannot be read, and have reading it tried again."""
+        """Keep the old values of a topic that cannot be read, and plan to read it again."""
         if not self._context.faults.takes(error) and not self._foreign.unreadable(name, error):
             self._context.count(Fault.TOPICS_NOT_READ_OWN)
             if isinstance(error, PulsarError):

@@ -41,7 +41,7 @@ class FencedPartition(Protocol):
         """Raise a KopError if the producer, which was attached just now, brought back a topic that is gone."""
 
     def fenced(self, position: Position) -> None:
-        """Take in that a fence is stored at this position, and that batches come behind it."""
+        """Handle that a fence is stored at this position, and that batches come behind it."""
 
 
 class _FenceProducer:
@@ -68,7 +68,8 @@ class Fences:
         self._opening: dict[str, asyncio.Task[_FenceProducer]] = {}
 
     async def put(self, partition: FencedPartition, txn: TxnId, still_open: Callable[[], Awaitable[None]]) -> None:
-        """Write a fence to a partition, and wait until it is stored. PulsarError or KopError if that fails.
+        """Write a fence, the entry that opens a transaction on a partition, and wait until it is stored. PulsarError or
+        KopError if that fails.
 
         `still_open` is awaited before it is sent, if a producer had to be opened first: that may take long.
         """

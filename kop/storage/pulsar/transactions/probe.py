@@ -34,7 +34,7 @@ UnfitReason = str
 async def whole_batches_unfit(context: PulsarContext, transactions: Transactions, topic: str) -> UnfitReason | None:
     """Return the reason why whole batches cannot be in Pulsar's transactions; None if they can.
 
-    `topic` is one that does not exist; it is made, and deleted at the end. PulsarError and KopError if that cannot be
+    `topic` is one that does not exist; it is made, and deleted at the end. PulsarError or KopError if that cannot be
     found out now.
     """
     await context.admin.create_partitioned(topic, 1, {})

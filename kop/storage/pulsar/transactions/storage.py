@@ -83,8 +83,9 @@ class PulsarTransactions:
         probe: Callable[[], Awaitable[str | None]],
         packed: bool,
     ) -> None:
-        """Begin without knowing if there are transactions. `ended` takes those that end. `probe()` returns the reason
-        why whole batches cannot be in Pulsar's. `packed`: a batch must be one entry.
+        """Begin without knowing if there are transactions. `find` returns a partition by topic name and number; `ended`
+        is told of those transactions that end. `probe()` returns the reason why whole batches cannot be in Pulsar's.
+        `packed`: a batch must be one entry.
         """
         self.refusal: str | None = None
         self.whole_batches = True
@@ -148,7 +149,7 @@ class PulsarTransactions:
 
     async def _try_whole_batches(self) -> str | None:
         """Return the reason why whole batches cannot be in transactions of Pulsar, if two topics show it; else None.
-        PulsarError and KopError.
+        PulsarError or KopError if that cannot be found out now.
 
         See docs/quirks.md, "A new topic may be recovered without its aborted transaction".
         """
@@ -171,7 +172,9 @@ class PulsarTransactions:
         self._known.set()
 
     async def begin(self, timeout_ms: int) -> bytes:
-        """Begin a Pulsar transaction, or take the one that is ready; return its name for the coordinator's record."""
+        """Begin a Pulsar transaction, or use the one that is kept ready; return its name for the coordinator's
+        record.
+        """
         await self._until_known()
         txn = await (self._take_ready() if timeout_ms <= _READY_MS else self._new(timeout_ms + _BEYOND_MS))
         self._begun[txn] = self._context.loop.time()
