@@ -36,6 +36,7 @@ from kop.cluster.topic_configs import TopicConfigs
 from kop.config import Config
 from kop.coordination.peers import Connect, Peers
 from kop.errors import ConfigError, KopError
+from kop.garbage import collect_seldom
 from kop.groups.runtime import GroupCoordinator
 from kop.groups.settings import GroupSettings
 from kop.handlers import registry
@@ -75,10 +76,6 @@ from kop.transactions.runtime import TransactionCoordinator
 from kop.transactions.settings import TransactionSettings
 from kop.transactions.verification import TransactionVerifier
 
-_COLLECT_EVERY = 20_000
-"""The number of new containers after which Python's garbage collector looks at the young ones. Python's default of 700
-is ten batches: a tenth of the CPU of a Produce went into looking at objects that a reference count frees anyway.
-"""
 _SIDE_THREADS = min(32, (os.cpu_count() or 1) + 4)
 """The number of threads for calls that would keep the event loop for long, such as decoding large requests: as many as
 asyncio's own pool has.
@@ -175,7 +172,7 @@ def _leave_alone_what_is_there() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_COLLECT_EVERY, 20, 20)
+    collect_seldom()
 
 
 def _end_process(name: str, error: BaseException) -> None:

@@ -123,14 +123,16 @@ class Calls(CallBase):
         deadline: float,
     ) -> tuple[int, tuple[InputRecord, CallResult | Exception] | None]:
         """Call the function with the messages of the iterator `rest`, which are those of `records` from `start` on. End
-        at the first message that fails or asks for something other than state, and at the deadline.
+        at the first message that fails or asks for something other than state, and at the deadline or a stop; with an
+        endless deadline at neither.
 
         Returns how many are done, and the message that it ended at with its result or error. Quick functions spend
         their time here, so what is the same for all messages is done once.
         """
         context, effects = self._context, self._effects
         calling, stopping, now, begin = self._calling, self._stopping, clock.monotonic, context.begin
-        call, deserialize = self._code.call, self._inputs[partition[0]].deserialize
+        call, plain, deserialize = self._code.call, self._code.plain, self._inputs[partition[0]].deserialize
+        is_endless = deadline == float("inf")
         serialize = self._output.serialize if self._spec.output else None
         values: list[bytes] = []
         offsets: list[int] = []
@@ -142,8 +144,11 @@ class Calls(CallBase):
         try:
             for record in rest:
                 calling[OFFSET] = record[0]
-                begin(partition, record)
-                result = call(deserialize(record[3]), context)
+                if plain is not None:
+                    result = plain(deserialize(record[3]))
+                else:
+                    begin(partition, record)
+                    result = call(deserialize(record[3]), context)
                 if effects:
                     if len(effects) > 1 or type(effects[0]) is not StateChanges:
                         left = record, self._given(result, effects, now())
@@ -160,7 +165,7 @@ class Calls(CallBase):
                     changes = None
                     effects.clear()
                 number += 1
-                if now() >= deadline or stopping():
+                if not is_endless and (now() >= deadline or stopping()):
                     break
         except Exception as error:
             return self._ran(partition, records, start, number, values, offsets, began), (record, error)

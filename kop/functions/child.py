@@ -36,6 +36,7 @@ from kop.functions.serdes import SerdeError
 from kop.functions.spec import FunctionSpec
 from kop.functions.state import StateError
 from kop.functions.triggers import ABSENT
+from kop.garbage import collect_seldom
 
 GRACE_SECONDS: Final = 10.0
 """The seconds for which a call may go on that is under way when the instance is to end."""
@@ -152,6 +153,7 @@ def run(connection: socket.socket, calling: Any, start: Start) -> None:
     signal.signal(signal.SIGTERM, control.stop_at_signal)
     logs_to_stderr()
     numbers: Any = memoryview(calling).cast("B").cast("q")
+    collect_seldom()
     try:
         stand_in.install()
         with LogTopic(start.spec, start.settings, start.instance_id) as topic:

@@ -54,6 +54,8 @@ class FunctionCode:
     """The annotation of the result; Any if the function has none, or has None."""
     is_batch: bool = False
     """True if the function is called with record batches of Arrow, not with single messages."""
+    plain: Callable[[Any], Any] | None = None
+    """The function itself if it takes no context; None if it takes one."""
 
     def find(self, name: str) -> Any:
         """Return the object that has a name, `module.Class`, in the function's files."""
@@ -197,6 +199,7 @@ def of_object(target: Any, name: str) -> FunctionCode:
         _annotation(process, next(iter(signature.parameters.values())).annotation, name),
         _annotation(process, signature.return_annotation, name),
         is_batch,
+        None if takes_context else process,
     )
 
 

@@ -20,6 +20,7 @@ import os
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, overload
 
 from kop import clock
@@ -149,15 +150,16 @@ class _Serdes(dict[str, Any]):
 class OriginHeaders(Sequence[tuple[str, bytes | None]]):
     """The headers of a result that say from which record it was made; they are made if somebody looks at them."""
 
-    __slots__ = ("_made", "_source")
+    __slots__ = ("_made", "_offset", "_source")
 
     def __init__(self, source: TopicPartition, offset: int) -> None:
-        self._source = *source, offset
+        self._source = source
+        self._offset = offset
         self._made: list[tuple[str, bytes | None]] | None = None
 
     def _headers(self) -> list[tuple[str, bytes | None]]:
         if self._made is None:
-            self._made = [*origins.headers(*self._source)]
+            self._made = [*origins.headers(*self._source, self._offset)]
         return self._made
 
     @overload
@@ -225,9 +227,13 @@ class ChainOutputs(Outputs):
             super().add_results(topic, source, values, offsets)
         if topic in self._readers and values:
             place = topic, self._partition(topic, source[1], None)
-            now = clock.wall_ms()
-            for value, offset in zip(values, offsets, strict=True):
-                self._pass(place, now, None, value, OriginHeaders(source, offset))
+            first = max(self._last.get(place, -1) + 1, self.floor)
+            numbers = range(first, first + len(values))
+            self._last[place] = numbers[-1]
+            headers = map(OriginHeaders, repeat(source), offsets)
+            records = list(zip(numbers, repeat(clock.wall_ms()), repeat(None), values, headers, strict=False))
+            for reader in self._readers[topic]:
+                self._records_for[reader].setdefault(place, []).extend(records)
 
     def add_batch(self, place: TopicPartition, source: int, batch: pa.RecordBatch) -> None:
         """Add a batch of rows for the topic and partition `place`, as `add` does; `source` is the partition that their

@@ -32,6 +32,7 @@ from kop.functions.reading import ANSWER_BYTES, PARTITION_BYTES, READ_COMMITTED,
 from kop.functions.spec import FunctionSpec, Guarantee
 from kop.functions.stats import StatsSnapshot
 from kop.functions.watch import CallWatch, place_of
+from kop.garbage import collected_seldom
 from kop.spark.mesh.calls_file import CallsFile, ended_calls
 from kop.spark.mesh.component import Share, Step, TaskComponent, Work
 from kop.spark.mesh.lane import Lane, ReadyStep
@@ -54,8 +55,9 @@ _codes: dict[tuple[str, str, str, str], FunctionCode] = {}
 
 def run_task(work: Work, share: Share) -> list[dict[str, Any]]:
     """Process records until the batch ends; returns the counts of each function."""
-    task = _WholeTask(work, share) if work.component.is_whole else _Task(work, share)
-    return task.run()
+    with collected_seldom():
+        task = _WholeTask(work, share) if work.component.is_whole else _Task(work, share)
+        return task.run()
 
 
 def cache_folder() -> Path:
