@@ -46,6 +46,10 @@ _Record: TypeAlias = tuple[TopicPartition, int]
 FETCH_WAIT_MS: Final = 250
 """The milliseconds that a server holds a Fetch at most: the end of a batch waits for the one that is under way."""
 TELL_SECONDS: Final = 1.0
+DRAIN_RECORDS: Final = 50_000
+"""The most records of a batch with an end that go through the functions before what they gave is written."""
+DRAIN_SECONDS: Final = 0.5
+"""The most seconds for that: nobody waits for these records, and each transaction takes some milliseconds."""
 LOOK_SECONDS: Final = 0.1
 """The seconds between two looks of a task at the news of other threads while it waits for records."""
 
@@ -239,6 +243,7 @@ class _Task(_Base):
 
     def _work_on(self, reader: ReadAhead, lanes: Mapping[TopicPartition, Lane]) -> None:
         ends = self._share.ends
+        most, seconds = (BATCH_RECORDS, BATCH_SECONDS) if ends is None else (DRAIN_RECORDS, DRAIN_SECONDS)
         while not self._is_over(lanes):
             now = clock.monotonic()
             for lane in lanes.values():
@@ -247,11 +252,11 @@ class _Task(_Base):
             if ends is not None:
                 busy |= {place for place, lane in lanes.items() if lane.position >= ends[place]}
             waits = 0.0 if any(lane.has_work for lane in lanes.values()) else self._idle_seconds(lanes, now)
-            for taken in reader.take(BATCH_RECORDS, busy, waits):
+            for taken in reader.take(most, busy, waits):
                 lanes[taken.partition].feed(taken if ends is None else _before(taken, ends[taken.partition]))
             for lane in lanes.values():
                 if lane.has_work:
-                    lane.run(clock.monotonic() + BATCH_SECONDS, self._stopped.is_set)
+                    lane.run(clock.monotonic() + seconds, self._stopped.is_set)
             self._tell(self._counts())
 
     def _is_over(self, lanes: Mapping[TopicPartition, Lane]) -> bool:
