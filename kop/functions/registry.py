@@ -271,7 +271,9 @@ class Registry:
         self._ready.set()
 
     def _read_requests(self, offset: int) -> None:
-        """Read requests from an offset on, if they were read from a later one."""
+        """Read the requests from `offset` to the topic's end, now, if reading had begun behind `offset`; else do
+        nothing.
+        """
         if offset < self._requests_from:
             self._positions[REQUESTS, 0] = self._requests_from = offset
             self._read_to_end([REQUESTS])

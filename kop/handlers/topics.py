@@ -264,8 +264,8 @@ async def _resolve(gw: Gateway, ctx: Context, rows: list[_Deletion]) -> list[_De
 
 
 def _to_delete(ctx: Context, name_or_id: str | UUID) -> TopicInfo | ErrorCode:
-    """Return the topic if the client may delete it, by its right to the cluster or to the topic; else raise the
-    error.
+    """Return the topic if the client may delete it, by its right to the cluster or to the topic; else the error code:
+    not authorized, or no such topic.
     """
     topic = ctx.topic(name_or_id, None)
     if isinstance(topic, TopicInfo):

@@ -137,11 +137,9 @@ async def _add(
 
 
 async def _verify(gw: Gateway, ctx: Context, transaction: Any) -> dict[Partition, ErrorCode]:
-    """Answer another broker which partitions are in the open transaction, so that it may write into them for
-    `verification.LEASE_SECONDS`.
-
-    A broker that is not live is refused: nobody would tell it of the transaction's end, or wait until its lease is
-    over. So is a broker that was stopped for a while, until the others see it again.
+    """Return an error code for each partition of a transaction that another broker wants to write into; NONE allows it
+    for `verification.LEASE_SECONDS`. Nothing is noted of that broker, since all live ones are told of the end: one that
+    is not live, or was stopped and is not seen again yet, gets COORDINATOR_NOT_AVAILABLE for all partitions.
     """
     partitions = [(topic.name, index) for topic in transaction.topics for index in topic.partitions]
     asking = ctx.asking_broker()

@@ -345,8 +345,9 @@ class RequestPipeline:
         return served.handler(self._gw, ctx, request)
 
     async def _in_parts(self, served: _ServedApi, ctx: Context, body: memoryview) -> Frame | None:
-        """Answer a large request: decode and encode it in a thread, and let the requests of other clients run between
-        its parts.
+        """Answer a large request: decode and encode it in threads, call the handler once for each `_PART_ROWS` rows,
+        and let the requests of other clients run between the calls. The answers are joined, but an error of the whole
+        request ends it and is the answer. FrameError if the API has no place for an error.
         """
         api = served.api
         try:

@@ -259,7 +259,9 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self.writelines((data,))
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        """Encrypt and send, one after the other."""
+        """Encrypt the pieces in order; send them together at the end, or before if `_MOST_PENDING` bytes are waiting.
+        Nothing is sent on a connection that is closed or closing.
+        """
         for data in list_of_data:
             view = memoryview(data).cast("B")
             begin = 0

@@ -70,7 +70,9 @@ def with_schema_versions(batches: Iterable[pa.RecordBatch], runs: Sequence[Schem
 
 
 def _entries(places: Sequence[PlacedEntry]) -> pa.RecordBatch:
-    """Return a row of the column `metadata` for each entry, made once for all batches of an answer."""
+    """Return one row of facts for each entry, from which `_column` makes the column `metadata`: first offset, if it is
+    a batch, ledger and entry as text, publish time (null if out of range).
+    """
     import pyarrow as pa  # noqa: PLC0415
 
     times = [place.publish_time * 1000 if 0 <= place.publish_time <= _LATEST_MS else None for place in places]

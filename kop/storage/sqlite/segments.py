@@ -47,10 +47,9 @@ class Segments:
     """
 
     def __init__(self, folder: Path, *, roll_bytes: int, last: int = 0, kept: Collection[int] = ()) -> None:
-        """Prepare to write. `last` is the largest number of an existing file; a file takes no more batches from
-        `roll_bytes` on.
-
-        The files with the numbers `kept` are left alone.
+        """Prepare to write, without touching a file: the next one gets the number `last` + 1, and takes no more batches
+        from `roll_bytes` on. `last` is the largest number of an existing file. `complete` leaves out the numbers in
+        `kept`, so that nobody removes those files.
         """
         self._folder = folder
         self._roll_bytes = roll_bytes

@@ -251,7 +251,9 @@ class PartitionProducers:
             batches.give_up()
 
     def end_direct(self) -> None:
-        """Make all batches go to the producers' `add` from now on."""
+        """Take over what compiled code has under way, and make batches go to the producers' `add`. It lasts until
+        `direct_writer` is called again, `PAUSE_SECONDS` later at the earliest.
+        """
         for producer in self._producers.values():
             producer.end_direct()
 
