@@ -71,6 +71,10 @@ class Work:
     """The seconds that a batch lasts; None: it ends where the logs ended when it was planned."""
     once: bool = False
     """True if batches end when all that there was is called, though it may not be acknowledged."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """The number of partitions that topics had when the component was cut. Its tasks process no further ones: with them
+    it may have to be cut in another way.
+    """
     suspects: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Records that have ended a process: what is before them is committed first, and each of them is called alone."""
 

@@ -35,7 +35,7 @@ from kop.mesh import records
 from kop.mesh.spec import Mesh, QueryPart
 from kop.spark.mesh.component import TaskComponent, Work
 from kop.spark.mesh.counting import Counting
-from kop.spark.mesh.cutting import components_of
+from kop.spark.mesh.cutting import components_of, topics_of
 from kop.spark.mesh.edge_rates import EdgeRates, ReadingPart, edge_rate
 from kop.spark.mesh.followed import DefinedMesh, FollowedMesh
 from kop.spark.mesh.link import Hub, TaskLine
@@ -50,6 +50,8 @@ from kop.spark.mesh.turn import SESSION_SECONDS, DriverTurn
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 0.2
+PARTITIONS_SECONDS: Final = 10.0
+"""The seconds between two looks for topics and partitions that came later."""
 REPORT_SECONDS: Final = 1.0
 REPORT_PATIENCE_SECONDS: Final = 2.0
 """The seconds for which the driver tries again to write its report, the state of its parts for `kop mesh status`. The
@@ -88,6 +90,10 @@ class _Query:
     due: float = 0.0
     """The time at which the query is started again, in seconds of the monotonic clock."""
     checkpoint: str = ""
+    rows: int = 0
+    """The rows that a source, query or sink has read since the driver began."""
+    counted_batch: int = -1
+    """The last batch that is counted in `rows`."""
     reached: Offsets = field(default_factory=dict)
     """The offsets up to which tasks have called messages that a function has to acknowledge itself, by partition."""
     ended: list[str] = field(default_factory=list)
@@ -133,6 +139,9 @@ class MeshDriver:
         self._say = say
         self._once = once
         self._counting = Counting()
+        self._cut_by: dict[str, int] = {}
+        """The number of partitions of each topic when the components were cut."""
+        self._partitions_looked = float("-inf")
         self._stopping = threading.Event()
         self._topic = KeyedTopic(settings, records.TOPIC, patience)
         self._reports = KeyedTopic(settings, records.TOPIC, REPORT_PATIENCE_SECONDS)
@@ -289,6 +298,7 @@ class MeshDriver:
             tasks,
             None if self._is_batch else self._mesh.batch_seconds,
             self._once,
+            self._cut_by,
         )
 
         def begin(checkpoint: str, name: str) -> Any:
@@ -361,7 +371,7 @@ class MeshDriver:
         reader = ReadClient(self._settings, int(self._patience * 1000))
         try:
             self._make_topics(writer)
-            there = {name: len(topic.leaders) for name, topic in reader.topics(None).items() if not topic.internal}
+            there = _counts(reader)
             key, groups = (records.key(kind, self._name) for kind in (records.LAYOUT, records.GROUPS))
             known = self._topic.read()
             before = records.decode(known.get(key, b""))
@@ -376,6 +386,7 @@ class MeshDriver:
                     self._say(f"{name} has {count} records of {topic} to do: it runs apart until the next start")
                 self._alone |= late.keys()
             self._make(writer, (topic for part in components for topic in part.inputs))  # private ones that are read
+            self._cut_by = _counts(reader) | there
             starts.commit(components)
             inner = {step.spec.fqfn: list(step.inner_inputs) for part in components for step in part.steps}
             own = self._own_groups()
@@ -428,7 +439,7 @@ class MeshDriver:
             if self._turn.is_lost:
                 self._say(f"{self._name} has another driver now, {self._turn.who()}")
                 return self._once
-            if self._is_changed():
+            if self._is_changed() or (not self._once and self._has_other_topics(now)):
                 return False
             for query in current:
                 self._look_at(query, now)
@@ -471,6 +482,29 @@ class MeshDriver:
                 self._restart(part)
         self._definition = now
         return False
+
+    def _has_other_topics(self, now: float) -> bool:
+        """Return if inputs have other partitions than when the components were cut, or match a pattern since."""
+        if now < self._partitions_looked + PARTITIONS_SECONDS or self._defined is None:
+            return False
+        self._partitions_looked = now
+        try:
+            reader = ReadClient(self._settings, int(REPORT_PATIENCE_SECONDS * 1000))
+            try:
+                there = _counts(reader)
+            finally:
+                reader.close()
+        except Exception as error:
+            log.info("further partitions of inputs are looked for again in a moment: %s", error)
+            return False
+        components = [query.component for query in self._queries if query.component is not None]
+        steps = [step for component in components for step in component.steps]
+        read = {topic for step in steps for topic in (*step.inputs, *step.inner_inputs)}
+        grown = {topic for topic in read if there.get(topic, 0) > self._cut_by.get(topic, there.get(topic, 0))}
+        grown |= {topic for step in steps for topic in topics_of(step.spec, there)} - read
+        if grown:
+            self._say(f"{self._name} begins anew with the further partitions of {', '.join(sorted(grown))}")
+        return bool(grown)
 
     def _restart(self, part: str) -> None:
         """Restart the query that runs a part; all queries if `part` is empty."""
@@ -652,7 +686,12 @@ class MeshDriver:
 
     def _part_report(self, query: _Query, part: Part) -> dict[str, Any]:
         progress = None if query.query is None else query.query.lastProgress
-        rows = 0 if progress is None else int(progress["numInputRows"] or 0)
+        if query.query is not None:
+            for some in query.query.recentProgress:
+                if some["numInputRows"] and int(some["batchId"]) > query.counted_batch:
+                    query.counted_batch = int(some["batchId"])
+                    query.rows += int(some["numInputRows"])
+        rows = query.rows
         rate = 0.0 if progress is None else float(progress["processedRowsPerSecond"] or 0.0)
         return {
             "name": self._group(part),
@@ -708,6 +747,11 @@ class MeshDriver:
 def checkpoints_folder() -> Path:
     """Return the default folder of the checkpoints of sources and sinks."""
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "kop" / "meshes"
+
+
+def _counts(reader: ReadClient) -> dict[str, int]:
+    """Return the number of partitions of each topic that is not internal."""
+    return {name: len(topic.leaders) for name, topic in reader.topics(None).items() if not topic.internal}
 
 
 def told(text: str) -> str:

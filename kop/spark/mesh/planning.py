@@ -43,7 +43,13 @@ class Planner:
         now = clock.monotonic()
         if not self._places or now >= self._looked + LOOK_SECONDS:
             topics = self._reader.topics(set(self._work.component.inputs))
-            self._places = sorted((name, number) for name, topic in topics.items() for number in topic.leaders)
+            counts = self._work.counts
+            self._places = sorted(
+                (name, number)
+                for name, topic in topics.items()
+                for number in topic.leaders
+                if number < counts.get(name, len(topic.leaders))
+            )
             self._looked = now
         return self._places
 
