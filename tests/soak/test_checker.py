@@ -371,4 +371,4 @@ def test_a_commit_that_pulsar_could_not_carry_out_is_no_anomaly_of_a_gateway() -
     history.failed_commits = {lost.record, ("native", 4)}
     assert check(history) == []
     (line,) = lost_by_pulsar(history)
-    assert line.startswith("Pulsar lost 1 records of native")
+    assert line.startswith("Pulsar lost 1 records of its own client native")

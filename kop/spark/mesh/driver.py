@@ -298,7 +298,7 @@ class MeshDriver:
             tasks,
             None if self._is_batch else self._mesh.batch_seconds,
             self._once,
-            self._cut_by,
+            {topic: self._cut_by[topic] for topic in component.inputs if topic in self._cut_by},
         )
 
         def begin(checkpoint: str, name: str) -> Any:
