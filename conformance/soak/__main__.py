@@ -70,9 +70,7 @@ _JAVA = ("java", "transactions")
 """Families of writers in Java."""
 _ENDED = re.compile(r"^ended (\d+):(\d+) (committed|aborted) (\S+) ([\d ]+)$", re.MULTILINE)
 """A line of TransactionWriters.java: the transaction, its end, its writer and the numbers of its records."""
-_COMMIT_FAILED = re.compile(
-    r"handleEndTxnOnPartition fail.*txnId: \[\((\d+),(\d+)\)\], txnAction: \[COMMIT\]", re.MULTILINE
-)
+_COMMIT_FAILED = re.compile(r"handleEndTxnOnPartition fail.*txnId: \[\((\d+),(\d+)\)\], txnAction: \[COMMIT\]")
 """A line of Pulsar's broker about a partition on which it could not carry out a commit."""
 _UNANSWERED = re.compile(r"End \[(COMMIT|ABORT)\] TXN \((\d+),(\d+)\) failed")
 """What Pulsar's client says of an end that it asked for in vain."""
@@ -340,7 +338,9 @@ class Soak:
         return [f"its client {how} ({txn.most}:{txn.least})" for txn, how in lost]
 
     def _transactions_log(self) -> str:
-        return (self._folder / "writers-transactions.log").read_text(errors="replace")
+        """Return the output of the writers of transactions; empty if this namespace has none of them."""
+        path = self._folder / "writers-transactions.log"
+        return path.read_text(errors="replace") if path.exists() else ""
 
     def _commits_that_failed(self, broker_log: str) -> set[tuple[str, int]]:
         """Return the records of Pulsar's own client whose commit its broker could not carry out on a partition.
