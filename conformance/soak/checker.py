@@ -21,6 +21,8 @@ Must not know: clients, servers, where a history comes from.
 A refusal for its size excuses, with librdkafka, a second copy of what had no answer: see docs/operations.md on batches
 that Pulsar refuses.
 What Pulsar's own producers waited for at the same time is not counted as slow: the machine or the broker was busy.
+A record that its writer sent behind one that a fault delayed, to the same partition, counts from that one's end on: a
+Kafka client sends in order.
 A record that Pulsar's own client committed is no anomaly if it is not stored and Pulsar's log says that the commit
 failed on a partition: no gateway has a part in it, and the report names how many there are.
 An answer that Pulsar's own producers never got is no anomaly, as no gateway gives it: the one of pulsar-client 3.13.0
@@ -217,20 +219,33 @@ def _slow(history: History) -> Iterator[Anomaly]:
         and write.done - write.sent > _NOTICED_SECONDS
         and writer_of(write.writer) in history.references
     ]
+    delayed: defaultdict[tuple[str, str, int], list[Write]] = defaultdict(list)
     for write in history.writes:
-        seconds = write.done - write.sent
+        if write.done - write.sent > SLOW_SECONDS and _is_broken(_during(history.disturbances, write)):
+            delayed[write.writer, write.topic, write.partition].append(write)
+    for write in history.writes:
+        behind = (
+            other.done
+            for other in delayed[write.writer, write.topic, write.partition]
+            if other.sent <= write.sent < other.done
+        )
+        seconds = write.done - max(behind, default=write.sent)
         if write.outcome != "acknowledged" or seconds <= SLOW_SECONDS:
             continue
         if writer_of(write.writer) not in history.tells_offsets:
             continue  # no gateway is before Pulsar's own
         during = _during(history.disturbances, write)
-        if any(disturbance.kind not in HARMLESS for disturbance in during):
+        if _is_broken(during):
             continue
         beside = (other for other in others if other.sent <= write.done and write.sent <= other.done)
         usual = max((other.done - other.sent for other in beside), default=0.0)
         if seconds - usual > SLOW_SECONDS:
             cause = "a dispatch rate" if during else "nothing broken"
             yield _anomaly("slow", write, (), f"{seconds:.1f} s with {cause}, {usual:.1f} s to Pulsar's own producers")
+
+
+def _is_broken(during: Iterable[Disturbance]) -> bool:
+    return any(disturbance.kind not in HARMLESS for disturbance in during)
 
 
 def _during(disturbances: Iterable[Disturbance], write: Write) -> list[Disturbance]:

@@ -206,6 +206,21 @@ def test_what_pulsars_own_producers_waited_for_is_not_slow() -> None:
     assert check(history) == []
 
 
+def test_a_record_behind_one_that_a_fault_delayed_counts_from_that_ones_end() -> None:
+    """Record 3 waits for 30 s because a gateway dies; 4 is sent to the same partition when all faults are over."""
+    history = clean()
+    history.disturbances.append(Disturbance("kill_gateway", "", 1000.0, 1003.5))
+    history.writes[3] = write(3, seconds=30)
+    history.writes[4] = write(4, seconds=29)
+    assert check(history) == []
+    history.writes[4] = write(4, seconds=35)
+    assert [anomaly.detail for anomaly in check(history)] == [
+        "6.0 s with nothing broken, 0.0 s to Pulsar's own producers"
+    ]
+    history.writes[4] = write(4, seconds=29)._replace(partition=1)
+    assert "slow" in {anomaly.kind for anomaly in check(history)}, "nothing delayed that partition"
+
+
 def test_a_size_limit_that_was_lowered_excuses_the_refusal_of_a_plain_writers_retry() -> None:
     history = clean()
     history.limited.add(TOPIC)

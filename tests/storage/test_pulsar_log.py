@@ -517,6 +517,38 @@ async def test_requests_do_not_wait_for_ever_for_their_logs_turn_which_it_keeps(
     await play.log.close()
 
 
+async def test_requests_wait_shortly_for_a_log_for_which_others_waited_in_vain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A Produce of many partitions waits for the slowest: Pulsar may recover a transaction buffer for minutes."""
+    monkeypatch.setattr(log_module, "WAIT_SECONDS", 0.02)
+    monkeypatch.setattr(log_module, "LATE_WAIT_SECONDS", 0.01)
+    play = Play(41)
+    turns = play.log.services.attaching = Turns(1, slow_seconds=3600)
+    taken = turns.turn()
+    await taken.__aenter__()
+    with pytest.raises(BackendError):
+        await play.log.attach()
+    monkeypatch.setattr(log_module, "WAIT_SECONDS", 3600.0)
+    play.append()
+    with pytest.raises(BackendError) as late:
+        await play.log.attach()
+    assert late.value.code is ErrorCode.REQUEST_TIMED_OUT
+    await until(lambda: play.outcomes == [ErrorCode.REQUEST_TIMED_OUT])
+    monkeypatch.setattr(log_module, "LATE_WAIT_SECONDS", 0.0)  # once it is attached, it is late no more
+    await taken.__aexit__(None, None, None)
+    await until(lambda: play.log.attached)
+    play.log.attached = False
+    taken = turns.turn()
+    await taken.__aenter__()
+    waiting = asyncio.ensure_future(play.log.attach())
+    await asyncio.sleep(0.02)  # twice the time after which a late one gave up
+    assert not waiting.done()
+    await taken.__aexit__(None, None, None)
+    await waiting
+    await play.log.close()
+
+
 # --- an idempotent producer's failed batch is never passed
 
 

@@ -48,6 +48,10 @@ time.
 """
 WAIT_SECONDS: Final = 25.0
 """The seconds that a request waits for a log that attaches: clients give up after 30 s. The log keeps its turn."""
+LATE_WAIT_SECONDS: Final = 1.0
+"""The seconds that further requests wait for a log for which one waited in vain: a Produce or a Fetch names many
+partitions, and its answer waits for the slowest of them.
+"""
 MARK_EVERY: Final = LOOK_EVERY
 """The number of entries at the tail from one that the sparse index takes to the next."""
 _LATE_LOOK_SECONDS: Final = 30.0
@@ -121,6 +125,8 @@ class PulsarLog(Partition):
         self._producers = PartitionProducers(path, self.attach)
         self._lease = self._producers.lease
         self._attaching: asyncio.Task[None] | None = None
+        self._late = False
+        """True if a request waited in vain for the log to attach, and it is not attached since."""
         self._was_attached = False
         """True if the log was attached before, so that its start is known."""
         self._waiting: deque[Append] = deque()
@@ -177,10 +183,10 @@ class PulsarLog(Partition):
             if self.deleted:
                 raise self.gone()
             try:
-                async with asyncio.timeout(WAIT_SECONDS):
+                async with asyncio.timeout(self._wait_seconds):
                     await asyncio.shield(self._begin_attaching())
             except TimeoutError:
-                raise self._late() from None
+                raise self._waited_in_vain() from None
 
     def _begin_attaching(self) -> asyncio.Task[None]:
         if self._attaching is None:
@@ -188,7 +194,13 @@ class PulsarLog(Partition):
             self._attaching.add_done_callback(self._attach_ended)
         return self._attaching
 
-    def _late(self) -> KopError:
+    @property
+    def _wait_seconds(self) -> float:
+        """The seconds for which a request that comes now waits: the full time for coordinators, who hold up nobody."""
+        return LATE_WAIT_SECONDS if self._late and not self.topic.internal else WAIT_SECONDS
+
+    def _waited_in_vain(self) -> KopError:
+        self._late = True
         error = PulsarError("Timeout", f"its end is not known after {WAIT_SECONDS:.0f} s, the search goes on")
         return self.refused(error, f"cannot open {self.title}")
 
@@ -202,7 +214,7 @@ class PulsarLog(Partition):
     def _give_up_waiting(self) -> None:
         self._give_up = None
         if self._waiting:
-            self._end_waiting(self._late())
+            self._end_waiting(self._waited_in_vain())
 
     def _attach_ended(self, task: asyncio.Task[None]) -> None:
         self._attaching = None
@@ -239,6 +251,7 @@ class PulsarLog(Partition):
                 raise self.gone() if self.deleted else self.refused(error, f"cannot open {self.title}") from error
             raise
         self.attached = self._was_attached = True
+        self._late = False
         if self.high_watermark:
             self.tell_soon()
 
@@ -361,7 +374,7 @@ class PulsarLog(Partition):
             return
         self._waiting.append(append)
         if self._give_up is None:
-            self._give_up = self.loop.call_later(WAIT_SECONDS, self._give_up_waiting)
+            self._give_up = self.loop.call_later(self._wait_seconds, self._give_up_waiting)
 
     def direct_writer(self, header: BatchHeader) -> object | None:
         """Return the object that compiled code gives further batches of this one's producer to, instead of `submit`;
