@@ -28,7 +28,7 @@ class Backoff:
         self._random = rng or clock.new_chance()
 
     def next(self) -> float:
-        """Return the next wait in seconds."""
+        """Return the next wait in seconds, and double the one behind it, up to the longest."""
         wait, self._next = self._next, min(self._most, self._next * 2)
         return wait * (0.5 + self._random.random() / 2)
 

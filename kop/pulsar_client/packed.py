@@ -44,7 +44,7 @@ def unpack(number: int) -> tuple[Position, int]:
 
 
 def fits(position: Position) -> bool:
-    """Return true if the messages of this entry have numbers of their own: its number in the ledger is not too
-    large.
+    """Return true if the messages of this entry have numbers of their own: its ledger id is below 2^30, and its number
+    in the ledger below 2^19 - 1.
     """
     return 0 <= position.entry < LAST_ENTRY and 0 <= position.ledger < MOST_LEDGERS
