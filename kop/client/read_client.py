@@ -50,7 +50,7 @@ class FetchRequest(ApiMessage):
 
     @classmethod
     def json_patch(cls, schema: dict[str, Any]) -> dict[str, Any]:
-        """Return the changed schema by which kafka-python encodes the request."""
+        """Add the two tagged fields to `schema`, by which kafka-python encodes the request, and return it."""
         for name, tag in (("EntryPlaces", entry_places.TAG), ("EntrySchemas", entry_schemas.TAG)):
             schema["fields"].append(
                 {
@@ -122,7 +122,7 @@ class ReadClient:
         self._turn = 0
 
     def hurry(self, seconds: float) -> None:
-        """Retry nothing after so many seconds from now. For any thread."""
+        """Let requests be tried again for at most so many seconds from now, whatever the patience. For any thread."""
         self._connection.hurry(seconds)
 
     def close(self) -> None:
@@ -132,9 +132,10 @@ class ReadClient:
     def topics(
         self, names: Collection[str] | None, refused: dict[str, Exception] | None = None
     ) -> dict[str, TopicMetadata]:
-        """Return those topics of these names that exist, or all topics; no topic is made by asking.
+        """Return those topics of these names that exist, or all topics if None; no topic is made by asking.
 
-        `refused` gets the error of each topic that has one; without it the first one is tried again, and raised.
+        `refused` gets the error of each topic that has one, which is left out then. Without it the first such error is
+        raised, if it may pass once the patience is over.
         """
 
         def ask() -> dict[str, TopicMetadata]:
@@ -169,7 +170,7 @@ class ReadClient:
 
     def list_offsets(self, wanted: Mapping[TopicPartition, int], isolation: int) -> Offsets:
         """Return, for each partition, the first offset at or after a time (ms), or at EARLIEST or LATEST; -1 if no
-        record is that late.
+        record is that late. With an `isolation` of 1 LATEST is before the first record of an open transaction.
         """
         left, offsets = dict(wanted), Offsets()
 
@@ -233,16 +234,20 @@ class ReadClient:
         return self._connection.patiently(ask, forget=lambda: self._forget(topics), doubtful=GONE)
 
     def server_configs(self, names: Collection[str]) -> dict[str, str]:
-        """Return the settings of these names that a server has and tells; none if this user may not ask."""
+        """Return those settings of these names that the controller has and tells; an empty dict if this user may not
+        ask.
+        """
 
         return self._configs(_BROKER, None, names)
 
     def topic_configs(self, topic: str, names: Collection[str]) -> dict[str, str]:
-        """Return the configs of these names that a topic has; none if this user may not ask."""
+        """Return those configs of these names that a topic has; an empty dict if this user may not ask."""
         return self._configs(_TOPIC, topic, names)
 
     def _configs(self, kind: int, name: str | None, names: Collection[str]) -> dict[str, str]:
-        """Return configs of a topic, or of a server if there is no name."""
+        """Return the configs of these names that a topic, or, if `name` is None, the controller has; `kind` says which
+        of the two. An empty dict if this user may not ask.
+        """
 
         def ask() -> dict[str, str]:
             self._connection.metadata([])
@@ -323,7 +328,7 @@ class ReadClient:
         settings: FetchSettings,
         ids: Mapping[str, str],
     ) -> dict[TopicPartition, Any]:
-        """Fetch from servers; returns for each partition its part of the answer, or an error."""
+        """Send one Fetch to each server; return for each partition its part of the answer, or kafka-python's error."""
         longest_ms = min(self._longest_wait_ms, TOGETHER_MS) if len(by_server) > 1 else self._longest_wait_ms
         settings = replace(settings, wait_ms=min(settings.wait_ms, longest_ms))
         requests = [(server, _fetch_request(places, offsets, settings, ids)) for server, places in by_server.items()]
@@ -366,7 +371,9 @@ class ReadClient:
         )
 
     def _check_gone(self, error: Any, partition: TopicPartition, topic_id: str | None = None) -> None:
-        """Raise LeaderNotAvailableError if a server says that a partition does not exist, but metadata still has it."""
+        """Raise LeaderNotAvailableError, which is tried again, if a server says that a partition does not exist, but
+        metadata, asked for now, still has it, with the same topic id if one is given. Do nothing for other errors.
+        """
         if error not in GONE:
             return
         topic, index = partition

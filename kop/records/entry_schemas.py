@@ -30,7 +30,9 @@ class SchemaRun(NamedTuple):
 
 
 def add_run(runs: list[SchemaRun], base_offset: int, version: int) -> None:
-    """Add records that follow those of the runs; records before the first run have no version."""
+    """Add records that follow those of the runs: append a run if their version is another than that of the last run.
+    Records before the first run have no version.
+    """
     if version != (runs[-1].version if runs else NO_VERSION):
         runs.append(SchemaRun(base_offset, version))
 
