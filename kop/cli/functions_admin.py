@@ -102,7 +102,9 @@ def update(
 
 
 def _fqfn_of(config: dict[str, Any]) -> str:
-    """Remove tenant, namespace and name from the fields of a function, and return its full name."""
+    """Remove tenant, namespace, name and fqfn from the fields of a function, and return its full name, in
+    public/default unless they say otherwise. A usage error if they name no function.
+    """
     parts = (config.pop("tenant", None) or "public", config.pop("namespace", None) or "default")
     name, fqfn = config.pop("name", None), config.pop("fqfn", None)
     if not fqfn and not name:
