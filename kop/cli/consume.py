@@ -125,7 +125,7 @@ def command(
     \\t and \\n are tab and new line.
 
     Without --read-committed records of open and of aborted transactions are printed, too, where the server hands them
-    out. --until-end stops in front of open transactions then, else behind the last record.
+    out, and --until-end stops behind the last record; with it, in front of open transactions.
     """
     begins = [from_beginning, offset is not None, since is not None]
     ends = [until_end, to_offset is not None, until is not None]

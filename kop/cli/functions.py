@@ -204,9 +204,9 @@ def _begun(spec: FunctionSpec) -> str:
 
 
 def read_connection(bootstrap: str, client_config: str | None) -> tuple[dict[str, Any], float]:
-    """Return kafka-python's settings, and the seconds for which requests that fail for a time are tried again. What the
-    file of properties has in vain is told, and the servers that are connected to. A usage error if a property is wrong;
-    the command ends if no server accepts a connection.
+    """Return kafka-python's settings, and the seconds for which requests that fail for a time are tried again.
+    Properties of the file that have no effect, and the servers in question, are told on stderr. A usage error if a
+    property is wrong; the command ends if no server accepts a connection.
     """
     from kop.client.errors import ClientError
     from kop.client.properties import connection, parse_properties

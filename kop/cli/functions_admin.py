@@ -418,7 +418,9 @@ def trigger(
 
 
 def _text_or_base64(name: str, data: bytes | None) -> dict[str, str | None]:
-    """Return bytes as a field of JSON, as `kop consume --json` does."""
+    """Return bytes as a field of JSON, as `kop consume --json` does: NAME with a text, or NAME_base64 if they are no
+    UTF-8.
+    """
     try:
         return {name: None if data is None else data.decode()}
     except UnicodeDecodeError:

@@ -127,7 +127,7 @@ def function_name(command: Command) -> Command:
 
 
 def function_name_if_any(command: Command) -> Command:
-    """Add NAME, as `function_name` does, for a command that works without it; `fqfn` is None then."""
+    """Add NAME, as `function_name` does, for a command that works without a function; `fqfn` is None then."""
 
     @functools.wraps(command)
     def run(*, function: str | None, **options: Any) -> Any:

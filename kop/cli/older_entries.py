@@ -29,7 +29,9 @@ def full_name(topic: str, namespace: str) -> str:
 
 
 def ledgers_with_entries(stats: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Return the ledgers of `internalStats` that have entries, oldest first, with the number of their entries."""
+    """Return the ledgers of `internalStats` that have entries, in its order, oldest first, each with the number of its
+    entries.
+    """
     ledger, _, last = stats["lastConfirmedEntry"].partition(":")
     ledgers = {int(row["ledgerId"]): int(row["entries"]) for row in stats["ledgers"]}
     if int(ledger) in ledgers:  # the count of the one that is open is 0

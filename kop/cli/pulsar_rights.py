@@ -53,7 +53,9 @@ async def lacking(admin: Admin, home: str, metadata: str) -> tuple[list[str], li
 
 
 async def _is_denied(answer: Awaitable[object]) -> bool:
-    """Return true if Pulsar refuses the role an answer. That something does not exist is no refusal."""
+    """Await `answer`, and return true if Pulsar refuses it to the role. That something does not exist is no refusal;
+    any other PulsarError is raised.
+    """
     from kop.pulsar_client import PulsarError
 
     try:

@@ -102,7 +102,7 @@ def _validity(items: Sequence[object]) -> bytes | None:
 
 def encoded(rows: RowsIn, codec: int, now_ms: int) -> Iterator[tuple[bytearray, int]]:
     """Encode the rows as record batches without a producer id; yield each batch with its number of records. Rows
-    without a timestamp get `now_ms`. A record that is too large for a batch of BATCH_BYTES gets one of its own.
+    without a timestamp get `now_ms`. Batches have 900,000 bytes at most; a larger record gets one of its own.
     """
     done = 0
     while done < rows.rows:
@@ -470,7 +470,7 @@ class Sender:
             self.outbox.add(partition, data, records, now)
 
     def step(self) -> None:
-        """Send what may be sent, wait for STEP_MS at most for an answer or a call of `wake`, and take the answers.
+        """Send what may be sent, wait for 0.1 s at most for an answer or a call of `wake`, and take the answers.
         SendError if a record was refused for good, unless the sender is tolerant, or waits for longer than the time
         limit.
         """

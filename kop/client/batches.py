@@ -251,8 +251,8 @@ class StoredRecords(Iterator[list[StoredRecord]]):
 
     @property
     def cut_off(self) -> int:
-        """Size of the batch that the answer ends in the middle of, 0 for none. If `next_offset` did not move, a Fetch
-        of as many bytes is needed.
+        """The size, in bytes, of the batch that the answer ends in the middle of, 0 for none. If `next_offset` did not
+        move, a Fetch of as many bytes is needed.
         """
         return self._columns.cut_off
 

@@ -155,7 +155,7 @@ class ClusterConnection:
 
     def send_all(self, requests: Iterable[tuple[int | None, Any]]) -> list[Any]:
         """Send requests to servers (None is any), all at once; return the answer, or kafka-python's error, of each, in
-        order. The caller gives at most IN_FLIGHT to a server.
+        order. The caller gives at most four (IN_FLIGHT) to a server.
         """
 
         async def exchange() -> list[Any]:

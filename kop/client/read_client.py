@@ -289,8 +289,8 @@ class ReadClient:
         An error that passes by itself is in the answer only beside others, and the partition may be asked for again. If
         all partitions have one, all are asked for again, see `ReadClient`. `topic_ids`: see `fetch`; they count if each
         topic has one. Each call begins with another partition: an answer may have no room for the last ones. What
-        several leaders answer is waited for together, for TOGETHER_MS at most. No server is let wait for longer than
-        five sixths of request.timeout.ms.
+        several leaders answer is waited for together, for 500 ms at most. No server is let wait for longer than five
+        sixths of request.timeout.ms.
         """
         ids = topic_ids or {}
         self._turn += 1
@@ -387,7 +387,8 @@ class ReadClient:
         """Return the partitions by their leaders. Metadata is asked for first if topics, or partitions of them, are not
         known.
 
-        A partition without a leader is an error, which is put into `failed` if that is given.
+        A partition that does not exist, or has no leader, is kafka-python's error: it is put into `failed` if that is
+        given, else the first one is raised.
         """
         partitions = list(partitions)
         unknown = {t for t, p in partitions if t not in self._topics or p not in self._topics[t].leaders}

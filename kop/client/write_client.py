@@ -292,7 +292,7 @@ class WriteClient:
         acks: int = -1,
         max_bytes: int = REQUEST_BYTES,
     ) -> None:
-        """Write one record batch to each of some partitions; returns when all are durable. Parameters and errors are
+        """Write one record batch to each of some partitions; returns when all are answered. Parameters and errors are
         those of `produce_all`.
         """
         self.produce_all(producer, {place: [batch] for place, batch in batches.items()}, acks, max_bytes)
@@ -307,10 +307,10 @@ class WriteClient:
         """Write the record batches of some partitions, each partition's in order; returns when all are answered as
         `acks` (Kafka's number) asks: with -1 they are durable.
 
-        Up to IN_FLIGHT requests are under way to a server, so those of one partition need sequences. A request has at
-        most `max_bytes`, or a single batch. A batch is sent again as it is: its sequence makes the cluster drop it
-        where only the answer was lost, and refuse those behind it where it was not taken. After an error some batches
-        may be written.
+        Up to four requests (IN_FLIGHT) are under way to a server, so those of one partition need sequences. A request
+        has at most `max_bytes`, or a single batch. A batch is sent again as it is: its sequence makes the cluster drop
+        it where only the answer was lost, and refuse those behind it where it was not taken. After an error some
+        batches may be written.
         """
         left = {place: deque(some) for place, some in batches.items()}
 
@@ -422,6 +422,7 @@ class WriteClient:
         added: bool = False,
     ) -> None:
         """Commit offsets of a group in the producer's transaction, which begins with them if nothing was before.
+        `metadata` is kept with each offset.
 
         `added`: `add_partitions` was told of the group already. The transactional id fences others that would commit.
         With a `member`, its group does, too (KIP-447): NotMemberError if the member is not of the group's generation
@@ -613,8 +614,8 @@ def _of_producer(request_class: Any, producer: Identity, **fields: Any) -> Any:
 def _cut(
     batches: Mapping[TopicPartition, Sequence[bytes | bytearray]], places: Collection[TopicPartition], max_bytes: int
 ) -> Sequence[_Cut]:
-    """Return the batches of each request: IN_FLIGHT requests with as many batches as fit into `max_bytes`, one at
-    least.
+    """Return the batches of each of the next requests, four at most, each with as many batches as fit into `max_bytes`,
+    one at least.
 
     The next batch of a partition is in the request behind that of the one before it. The first batch of a producer goes
     alone: a server that knows no sequence yet would take the one behind it, too, if it did not take that one.

@@ -167,9 +167,10 @@ class BrokerAttachment(ABC):
             self._task = self._loop.create_task(self._come_back(assigned), name=f"pulsar reattach {self._what}")
 
     async def _come_back(self, assigned: str | None, *, moved: bool = False) -> None:
-        """Attach again; after a retriable PulsarError try again, with growing waits, until it works. Any other error,
-        of `before_attach` too, ends the attachment. With `moved` the first attempt is made at once, without
-        `before_attach`, because the client itself left the connection.
+        """Attach again; after a retriable PulsarError try again, with growing waits, until it works, and log every
+        tenth failure that no outage explains. Any other error, of `before_attach` too, ends the attachment. With
+        `moved` the first attempt is made at once, without `before_attach`, because the client itself left the
+        connection.
         """
         tries = 0
         while self._end is None:

@@ -36,11 +36,15 @@ class Credentials:
     method: str
 
     async def data(self) -> bytes:
-        """Return the credentials for CONNECT and AUTH_RESPONSE of the binary protocol."""
+        """Return the credentials for CONNECT and AUTH_RESPONSE of the binary protocol. PulsarError AuthFailed if none
+        can be had.
+        """
         raise NotImplementedError
 
     async def headers(self) -> dict[str, str]:
-        """Return the HTTP headers that authenticate a REST request."""
+        """Return the HTTP headers that authenticate a REST request. PulsarError AuthFailed if no credentials can be
+        had.
+        """
         raise NotImplementedError
 
     def forget(self) -> None:
@@ -64,11 +68,13 @@ class Token(Credentials):
         return cls(lambda: _read(Path(path)))
 
     async def data(self) -> bytes:
-        """Return the token for the binary protocol."""
+        """Return the token for the binary protocol. PulsarError AuthFailed if its file or function gives none."""
         return (await self._token()).encode()
 
     async def headers(self) -> dict[str, str]:
-        """Return the HTTP header that carries the token as a bearer token."""
+        """Return the HTTP header that carries the token as a bearer token. PulsarError AuthFailed if its file or
+        function gives none.
+        """
         return {"Authorization": f"Bearer {await self._token()}"}
 
     async def _token(self) -> str:
@@ -131,11 +137,15 @@ class OAuth2(Credentials):
         return f"OAuth2({self._issuer!r})"
 
     async def data(self) -> bytes:
-        """Return the access token for the binary protocol, asking the issuer if none is valid."""
+        """Return the access token for the binary protocol, asking the issuer if none is valid. PulsarError AuthFailed
+        if the issuer gives none.
+        """
         return (await self._access_token()).encode()
 
     async def headers(self) -> dict[str, str]:
-        """Return the HTTP header that carries the access token as a bearer token."""
+        """Return the HTTP header that carries the access token as a bearer token; the issuer is asked if none is valid.
+        PulsarError AuthFailed if it gives none.
+        """
         return {"Authorization": f"Bearer {await self._access_token()}"}
 
     def forget(self) -> None:

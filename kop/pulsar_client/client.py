@@ -42,7 +42,7 @@ class Lookup:
 
     async def broker(self, topic: str) -> BrokerRoute:
         """Return the broker that serves `topic` (a partition or an unpartitioned topic), with the address to connect
-        to. PulsarError if Pulsar refuses it or does not answer.
+        to, and note in the pool if that is a proxy's. PulsarError if Pulsar refuses it or does not answer.
         """
         connection = await self._pool.any(LOOKUP)
         authoritative = False
@@ -185,7 +185,8 @@ class Client:
         return await self._lookup.topics(namespace)
 
     def watch(self, namespace: str, pattern: str, on_change: OnChange) -> Watch:
-        """Watch the topics of `namespace` whose full names fit the regular expression `pattern`.
+        """Watch the topics of `namespace` whose full names fit the regular expression `pattern`; return the watch,
+        which begins by itself.
 
         `on_change(snapshot, added, removed)` is called with all names at first and after each loss of the broker, then
         with None and the names that came and went, each partition by itself. It goes on until the watch is closed.

@@ -74,7 +74,7 @@ class Outage:
 
     def lost(self, *, others: bool) -> None:
         """Note that a connection is lost; `others`: other connections exist. Failures from now until `certain` is
-        called count as the consequence of the loss.
+        called count as the consequence of the loss, anew unless an outage goes on.
         """
         if not others:
             self._back = None
@@ -105,9 +105,8 @@ class Outage:
         return True
 
     def takes(self, error: BaseException) -> bool:
-        """Return true, and count the error in `failures`, if the present outage or a connection that was lost a moment
-        ago caused it: its kind is one of brokers that are away or starting. Return false for any other error, or at
-        another time.
+        """Return true, and count the error in `failures`, if it is of a kind that brokers cause which are away or
+        starting, while an outage goes on or between a call of `lost` and one of `certain`. Return false otherwise.
         """
         if not (self.active or self._doubtful):
             return False

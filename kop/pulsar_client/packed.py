@@ -33,7 +33,7 @@ LEDGER_NUMBERS: Final = 1 << ENTRY_BITS + PLACE_BITS
 
 
 def pack(position: Position, place: int = 0) -> int:
-    """Return the number of a message id. Only for an entry that `fits`, and a place in it below MOST_MESSAGES."""
+    """Return the number of a message id. Only for an entry that `fits`, and a place in it below 16,384."""
     return (position.ledger << ENTRY_BITS | position.entry) << PLACE_BITS | place
 
 

@@ -131,7 +131,9 @@ class PendingEntries:
         return item
 
     def take(self, sequence_id: int) -> PendingEntry | None:
-        """Remove an entry that was answered; return None if no entry waits for that answer any more."""
+        """Remove the entry whose first message has this sequence id, since it was answered, and return it; None if
+        there is none.
+        """
         return self._pending.pop(sequence_id, None)
 
     def take_stored(self, receipts: Sequence[Receipt]) -> list[tuple[PendingEntry, int, int]]:

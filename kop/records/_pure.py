@@ -175,7 +175,7 @@ def walk(
     """Check that `count` records fill `body` from `start` on, each whole, with the offset deltas 0, 1, 2, ...
 
     Returns the smallest timestamp that is a time and the largest (-1 if no record has one), and with `reject_null_keys`
-    the numbers of the first MOST_REJECTED records without a key. INVALID_RECORD if a record is malformed.
+    the numbers of the first 1,000 records without a key. INVALID_RECORD if a record is malformed.
     """
     records = bytes(memoryview(body)[start:])
     earliest = latest = -1
@@ -202,10 +202,10 @@ def pack(
     """Convert the `count` Kafka records that fill `body` into payloads of Pulsar entries; return each with the number
     of its messages.
 
-    `append_time` takes the place of every timestamp. Each payload has at most `room` bytes, or one message. For a
-    `compacted` topic empty values are written so that Pulsar's compaction keeps them, and the second list that is
-    returned names the first MOST_REJECTED records that have no key. Then come the smallest and the largest timestamp,
-    as `walk` tells them. INVALID_RECORD if a record is malformed, or offset deltas are not 0, 1, 2, ...
+    `append_time`, if it is not None, takes the place of every timestamp. Each payload has at most `room` bytes, or one
+    message. For a `compacted` topic empty values are written so that Pulsar's compaction keeps them, and the second
+    list that is returned names the first 1,000 records that have no key. Then come the smallest and the largest
+    timestamp, as `walk` tells them. INVALID_RECORD if a record is malformed, or offset deltas are not 0, 1, 2, ...
     """
     body = bytes(body)
     pieces: list[tuple[bytes, int]] = []
@@ -322,7 +322,7 @@ def send_frame(
 
 
 def _few(headers: Iterator[tuple[bytes, bytes | None]]) -> Headers | None:
-    """Return the headers of a record; None if there are more than MAX_SHOWN, which are checked and not kept."""
+    """Return the headers of a record; None if there are more than 1,000, which are checked and not kept."""
     shown = tuple(islice(headers, MAX_SHOWN + 1))
     if len(shown) <= MAX_SHOWN:
         return shown
@@ -497,7 +497,8 @@ def around(
     """Put a batch header around `number` records, so that the batch takes `places` offsets from `base_offset` on;
     return the batch.
 
-    `records` is their bytes in parts, compressed with `codec`, each of which is copied once.
+    `records` is their bytes in parts, compressed with `codec`, each of which is copied once. `log_append_time` (ms), if
+    it is not None, becomes the largest timestamp and thereby that of every record.
     """
     attributes = codec
     if log_append_time is not None:
@@ -642,7 +643,9 @@ def _outside_value(message: _Message, publish_time: int, entry_event_time: int) 
 
 
 def _headers(properties: list[tuple[bytes, bytes]]) -> tuple[bytes, int | None]:
-    """Return the encoded headers of a record for a message's properties, and the timestamp if a property holds one."""
+    """Return the encoded headers of a record for a message's properties, and the timestamp (ms) that one of kop's own
+    properties holds; None if there is none.
+    """
     if not any(name.startswith(RESERVED) for name, _ in properties):
         return _section(len(properties), properties), None
     listed: tuple[bytes, int] | None = None

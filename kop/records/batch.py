@@ -333,7 +333,7 @@ def _misfit(data: Buffer) -> PeerError:
 
 
 def max_timestamp_of(buf: Buffer) -> int:
-    """Return the largest timestamp of the batches that fill `buf`, from their headers."""
+    """Return the largest timestamp (ms) of the batches that fill `buf`, from their headers."""
     value: int = _LONG.unpack_from(buf, MAX_TIMESTAMP_AT)[0]
     if _INT.unpack_from(buf, _LENGTH_AT)[0] + LOG_OVERHEAD < len(buf):
         value = max(header.max_timestamp for _, header in iter_batches(buf))

@@ -38,7 +38,9 @@ def add_run(runs: list[SchemaRun], base_offset: int, version: int) -> None:
 
 
 def runs_between(runs: Sequence[SchemaRun], first: int, end: int) -> list[SchemaRun]:
-    """Return the runs of the records from offset `first` on and before `end`."""
+    """Return the runs of the records from offset `first` on and before `end`; the first of them may begin before
+    `first`.
+    """
     base = itemgetter(0)
     return list(runs[max(bisect_right(runs, first, key=base) - 1, 0) : bisect_right(runs, end - 1, key=base)])
 
