@@ -45,12 +45,16 @@ class Coordinators(Protocol):
         partitions: Collection[Partition],
         client_version: int,
     ) -> ErrorCode:
-        """Ask the coordinator of the transactional id to add partitions to the open transaction."""
+        """Ask the coordinator of the transactional id to add partitions to the transaction, which begins if none is
+        open; return NONE, or the error.
+        """
 
     async def verify_partitions(
         self, transactional_id: str, producer_id: int, epoch: int, partitions: Collection[Partition]
     ) -> VerifiedPartitions:
-        """Ask the coordinator of the transactional id which partitions are in the open transaction."""
+        """Ask the coordinator of the transactional id which partitions are in the open transaction; return its answer,
+        with an error for each that is not, or one for all.
+        """
 
 
 class TransactionalProducer(NamedTuple):
@@ -98,8 +102,8 @@ class TransactionVerifier:
         return len(self._verified)
 
     def holds(self, producer_id: int, producer_epoch: int, partition: StoredPartition) -> bool:
-        """Return true if the partition is verified to be in the producer's open transaction, and no earlier request of
-        the producer still waits for a verification.
+        """Return true if the partition is verified to be in the producer's open transaction, the verification is still
+        valid, and no earlier request of the producer still waits for one.
         """
         verified = self._verified.get(producer_id)
         return (
@@ -182,8 +186,8 @@ class TransactionVerifier:
             return answer
 
     def _drop_old(self, now: float) -> None:
-        """Drop verifications that are not valid any more, now and then: the ends of their transactions may not have
-        reached this broker.
+        """Drop verifications that are not valid any more, at most once in five seconds: the ends of their transactions
+        may not have reached this broker. `now` is a time of `clock.monotonic`.
         """
         if now >= self._looked_at + LEASE_SECONDS:
             self._looked_at = now
