@@ -59,7 +59,7 @@ def share_arenas(arenas: int = 2) -> None:
 
 
 def resident_bytes() -> int:
-    """Return how much memory of the machine this process has now; 0 if the system does not tell."""
+    """Return the bytes of the machine's memory that this process has now; 0 if the system does not tell."""
     try:
         with open("/proc/self/statm", "rb") as statm:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

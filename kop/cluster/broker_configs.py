@@ -154,7 +154,9 @@ class BrokerConfigs:
         return valid != before
 
     def _changed_by_another_broker(self) -> None:
-        """Read settings again that a client of another broker altered: they apply to this broker, too."""
+        """Read in a task the settings that a client of another broker altered: they apply to this broker, too. The
+        callbacks are called if they differ; a failure is logged.
+        """
 
         async def read() -> None:
             async with self._lock:
@@ -191,7 +193,7 @@ class BrokerConfigs:
 
     def origins(self, name: str) -> tuple[Origin, ...]:
         """Return every place that sets `name`, in the order of precedence, so that the first one is in force: altered
-        here, altered for all, configured, the default.
+        for this broker, altered for all, configured, the default. Empty for a name that is no setting.
         """
         row = self._rows.get(name)
         if row is None and name not in DYNAMIC:
@@ -332,8 +334,8 @@ def _refusal(spec: ConfigSpec, text: str) -> str | None:
 
 
 def _nearest(names: Iterable[str]) -> str:
-    """Return a hint for an error message: the setting that can be altered whose name is nearest, such as a topic
-    config's.
+    """Return a hint for an error message: the setting that can be altered whose name is nearest to one of `names`, such
+    as a topic config's; an empty text if none is near.
     """
     near = {
         (TOPIC_CONFIGS[name].broker if name in TOPIC_CONFIGS else None)

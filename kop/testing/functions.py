@@ -60,11 +60,13 @@ class TestFunction:
         return self._running.instance.query_state(key, partition)
 
     def put_state(self, key: str, value: int | bytes | str, partition: int | None = None) -> None:
-        """Set a counter (an int) or a value of the state."""
+        """Set an entry of the function's state: an int is a counter, anything else a value."""
         self._running.instance.put_state(key, value, partition)
 
     def wait_until(self, condition: Callable[[], bool], seconds: float = SECONDS) -> None:
-        """Wait until a condition holds; TimeoutError if it does not in time, and the error of a function that ends."""
+        """Wait until a condition holds, for `seconds` at most: TimeoutError then. If the function ends before, its
+        error is raised, or RuntimeError if it ended without one.
+        """
         end = clock.monotonic() + seconds
         while not condition():
             if self._running.wait(0):
@@ -74,17 +76,21 @@ class TestFunction:
             time.sleep(0.005)
 
     def wait(self, seconds: float = SECONDS) -> None:
-        """Wait until the function has ended by itself; TimeoutError if it does not in time."""
+        """Wait until the function has ended by itself, for `seconds` at most: TimeoutError then. Raises what ended
+        it.
+        """
         if not self._running.wait(seconds):
             raise TimeoutError(f"the function still runs after {seconds:g} s")
 
     @property
     def is_stopping(self) -> bool:
-        """True once it calls no further message."""
+        """True once the function is called with no further message."""
         return self._running.is_stopping
 
     def stop(self) -> None:
-        """End it after the message that is being called, with all that is done written and committed."""
+        """End the function after the message that is being called, with all that is done written and committed. Raises
+        what ended it before.
+        """
         self._running.stop()
 
 
