@@ -534,7 +534,9 @@ def _has_peers(config: Config) -> bool:
 def _this_broker(
     node_id: int, listening: Sequence[Endpoint], bound: Sequence[tuple[str, int]], between: int
 ) -> LiveBroker:
-    """Return this broker as the others name it to their clients."""
+    """Return this broker as the others name it to their clients. `between` is the place in `listening` of the listener
+    by which brokers call one another; `bound` are the listeners' addresses.
+    """
 
     def told(place: int) -> tuple[str, int]:
         endpoint = listening[place]

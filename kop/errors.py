@@ -207,7 +207,9 @@ class InternalError(KopError):
 
 
 class StateRecordError(InternalError):
-    """An error for a record of a state topic that cannot be decoded."""
+    """An error for a record of a state topic that cannot be decoded, or that cannot be encoded because it is too
+    large.
+    """
 
 
 Error = TypeVar("Error", bound=BaseException)

@@ -188,7 +188,9 @@ class BrokerConfigs:
         self._listeners.append(callback)
 
     def altered(self, resource: str) -> Mapping[str, str]:
-        """Return the settings that were altered on one level: the cluster's, "", or this broker's, its id."""
+        """Return the settings that were altered on one level: that of the whole cluster if `resource` is "", or that of
+        this broker if it is the broker's id.
+        """
         return self._altered.get(resource, {})
 
     def origins(self, name: str) -> tuple[Origin, ...]:
@@ -260,9 +262,11 @@ class BrokerConfigs:
         validate_only: bool = False,
     ) -> None:
         """Replace the altered settings of a level by the result of `change` on them; durable and in force on return.
+        With `validate_only` they are only checked.
 
         `change` may be called several times: applied to its own result it must give the same. INVALID_REQUEST for
-        another broker, a setting that cannot be altered at run time, or a bad value.
+        another broker, a setting that cannot be altered at run time, or a bad value; BackendError if other brokers
+        write over the change five times.
         """
         self.check_resource(resource)
         if self._engine is None:

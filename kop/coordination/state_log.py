@@ -190,7 +190,9 @@ class StateLog:
         return (0 if value == -(1 << 31) else abs(value)) % len(self._logs)
 
     async def lead(self, partition: int, lost: Callable[[], None]) -> None:
-        """Become the only writer of a partition of the state topic; see `PartitionLog.lead`."""
+        """Become the only writer of a partition of the state topic; `lost` is called once when another broker leads it,
+        or it can be written no more. See `PartitionLog.lead`.
+        """
         await self._logs[partition].lead(lost)
 
     def leads(self, partition: int) -> bool:
@@ -198,7 +200,9 @@ class StateLog:
         return self._logs[partition].leads
 
     async def verify_lead(self, partition: int) -> None:
-        """Ask storage if this broker still leads a partition of the state topic; see `PartitionLog.verify_lead`."""
+        """Ask storage if this broker still leads a partition of the state topic; afterwards `leads` is true, or its
+        `lost` was called, unless storage does not answer.
+        """
         await self._logs[partition].verify_lead()
 
     async def resign(self, partition: int) -> None:

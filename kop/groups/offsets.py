@@ -84,8 +84,8 @@ class PendingOffset:
     """True if a plain commit came later, so that the transaction's offset is dropped when it ends."""
 
     def is_of(self, storage_transaction: bytes) -> bool:
-        """Return true if the offset belongs to the transaction that storage gives this name. An empty name, here or in
-        the offset's record, fits any.
+        """Return true if the offset belongs to the transaction that storage gives this name. An empty name fits any
+        offset, and an offset whose record has no name fits any transaction.
         """
         own = self.value.storage_transaction
         return not own or not storage_transaction or own == storage_transaction

@@ -291,7 +291,9 @@ class GroupCoordinator(Coordinator[Loaded]):
         return token.result() if token.done() else token
 
     def sync(self, group_id: str, request: SyncRequest) -> ResultOrFuture[SyncResult]:
-        """Handle SyncGroup. The answer comes when the leader's assignment is durable, an error at once."""
+        """Handle SyncGroup. The answer comes when the leader's assignment is durable, at once if it is already, and so
+        does an error.
+        """
         entry, error = self._find(group_id)
         if entry is None:
             return SyncResult(error)

@@ -471,7 +471,7 @@ class TransactionStorage(Protocol):
 
     def stop_writes(self, storage_transaction: bytes) -> None:
         """Refuse all further writes into the transaction of that name, and what was submitted and still waits: its end
-        is decided, here or by another broker. An empty name is none.
+        is decided, here or by another broker. Do nothing for an empty name.
         """
 
     async def nobody_else_writes(self, ended: EndedTransaction) -> bool:

@@ -219,8 +219,8 @@ class ProducerStates:
     def check_marker(self, producer_id: int, epoch: int, *, bumps_epoch: bool) -> PeerError | None:
         """Return INVALID_PRODUCER_EPOCH if a marker of that epoch may not end the producer's transaction, else None.
 
-        `bumps_epoch`: its client goes by version 2 of transactions, where a marker's epoch lies above that of the data
-        (KIP-890, KIP-1228).
+        `bumps_epoch`: the producer's client goes by version 2 of transactions, where a marker's epoch lies above that
+        of the data (KIP-890, KIP-1228).
         """
         known = self._producers.get(producer_id)
         lowest = -1 if known is None else known.window.epoch
@@ -386,8 +386,9 @@ class ProducerStates:
     ) -> ProducerStates:
         """Return the producers of a snapshot. InternalError if it is malformed.
 
-        `aborted` are the partition's aborted transactions, which no snapshot holds. For `wall_ahead_ms` see `snapshot`.
-        No producer was last seen after `used_ms`, which is now.
+        `aborted` are the partition's aborted transactions, which no snapshot holds. The times in a snapshot are
+        `wall_ahead_ms` ahead of the clock of `used_ms`, which is now: a producer that was seen later counts as seen
+        now.
         """
         states = cls()
         begun: dict[int, int] = {}

@@ -113,7 +113,9 @@ class TailCache:
 
     @property
     def places(self) -> int:
-        """The number of places in the queue, those of batches that were dropped before their turn among them."""
+        """The number of places in the queue of all logs' cached batches, those of batches that were dropped before
+        their turn among them.
+        """
         return len(self._order)
 
     def push(self, tail: Tail, base: int, last: int, data: Buffer, schema: int = NO_VERSION) -> None:

@@ -176,7 +176,7 @@ class Broker(Startable):
         return self._call(self._committed(group_id))
 
     def groups(self) -> list[Group]:
-        """Return the consumer groups by their ids. In a cluster: those that this broker coordinates."""
+        """Return the consumer groups, ordered by their ids. In a cluster: those that this broker coordinates."""
         __tracebackhide__ = True
         return self._call(self._groups())
 

@@ -48,19 +48,23 @@ class TestFunction:
     def trigger(
         self, value: bytes | str, key: bytes | None = None, seconds: float = SECONDS, topic: str | None = None
     ) -> TriggerAnswer:
-        """Send a message to the function, and return its output or its error once it is done; `topic` names one of
-        several inputs.
+        """Send a message to the function, and return its output or its error once it is done, or an error if that takes
+        longer than `seconds`; `topic` names one of several inputs.
         """
         data = value.encode() if isinstance(value, str) else value
         place = place_for(self._running.spec, topic, key, self._running.instance.partitions)
         return self._running.instance.trigger(data, key, place, seconds)
 
     def query_state(self, key: str, partition: int | None = None) -> StateValue | None:
-        """Return an entry of the state: its `number` is that of a counter, its `value` bytes; None if there is none."""
+        """Return an entry of the function's state: its `number` is that of a counter, its `value` bytes; None if there
+        is none. `partition` is needed if each has a state of its own.
+        """
         return self._running.instance.query_state(key, partition)
 
     def put_state(self, key: str, value: int | bytes | str, partition: int | None = None) -> None:
-        """Set an entry of the function's state: an int is a counter, anything else a value."""
+        """Set an entry of the function's state, an int as a counter, anything else as a value; returns once it is
+        committed. `partition` is needed if each has a state of its own.
+        """
         self._running.instance.put_state(key, value, partition)
 
     def wait_until(self, condition: Callable[[], bool], seconds: float = SECONDS) -> None:

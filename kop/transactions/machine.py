@@ -387,7 +387,7 @@ def times_out_after(transaction: Transaction) -> int | None:
 
 def is_long_open_after(transaction: Transaction) -> int | None:
     """Return the ms for which a transaction is open before a log line tells operators of it; None if it times out
-    before.
+    before, or is not open.
 
     Half of its timeout, and a minute at the least: what most clients set as their timeout.
     """

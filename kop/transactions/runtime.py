@@ -364,10 +364,10 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
     async def init_producer_id(
         self, transactional_id: str, timeout_ms: int, expected: tuple[int, int] | None = None
     ) -> ProducerIdentity:
-        """Handle InitProducerId: fence earlier instances, and return the producer's id and epoch.
+        """Handle InitProducerId: fence earlier instances, and return the producer's id and epoch, or the error.
 
-        INVALID_REQUEST for an empty id, INVALID_TRANSACTION_TIMEOUT beyond transaction.max.timeout.ms,
-        TRANSACTIONAL_ID_AUTHORIZATION_FAILED if storage has no transactions.
+        INVALID_REQUEST for an empty id, INVALID_TRANSACTION_TIMEOUT for one below 1 ms or beyond
+        transaction.max.timeout.ms, TRANSACTIONAL_ID_AUTHORIZATION_FAILED if storage has no transactions.
         """
         if not transactional_id:
             return ProducerIdentity(ErrorCode.INVALID_REQUEST)
@@ -408,8 +408,9 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         partitions: Collection[Partition],
         client_version: int,
     ) -> ErrorCode:
-        """Handle AddPartitionsToTxn and AddOffsetsToTxn: add partitions to the transaction, which begins with the
-        first; return the error.
+        """Handle AddPartitionsToTxn and AddOffsetsToTxn: add partitions to the transaction, which begins if none is
+        open; return NONE once that is durable and storage has prepared them, or the error. It waits shortly for the end
+        of the transaction before.
         """
         waited = False
         while True:
@@ -476,8 +477,8 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
     async def end(
         self, transactional_id: str, producer_id: int, epoch: int, *, commit: bool, client_version: int
     ) -> ProducerIdentity:
-        """Handle EndTxn; the answer comes when the decision is durable, with the producer's id and epoch from then
-        on.
+        """Handle EndTxn; the answer comes when the decision is durable, with the producer's id and epoch from then on,
+        or with the error. The markers are written afterwards.
         """
         fresh_id: int | None = None
         confirmed = not commit
@@ -642,10 +643,11 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
     async def _add_partitions(
         self, entry: _Entry, before: Transaction, decision: Decision, partitions: Collection[Partition]
     ) -> ErrorCode:
-        """Write the record that partitions are in the transaction, then have storage prepare them; return the error.
+        """Write the record that partitions are in the transaction, then have storage prepare them; return NONE, or the
+        error.
 
-        `before` is the state that the decision was made about. If another request came first, nothing is written: a
-        record of an open transaction would follow that of its end.
+        `before` is the state that the decision was made about. If another request came first, nothing is written, and
+        the error is CONCURRENT_TRANSACTIONS: a record of an open transaction would follow that of its end.
         """
         if entry.transaction is not before:
             return ErrorCode.CONCURRENT_TRANSACTIONS
@@ -695,8 +697,8 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         return self._clock() - entry.age.began >= CONFIRM_MS
 
     async def _confirm(self, entry: _Entry) -> ErrorCode:
-        """Ask storage if the transaction is still open; return the error if it is not. No other request passes
-        meanwhile.
+        """Ask storage if the transaction is still open; return NONE, or the error if it is not, which is logged. No
+        other request of the id passes meanwhile.
         """
         before = entry.transaction
         entry.transaction = replace(before, pending=True)
@@ -829,10 +831,11 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             self.committed += 1
 
     async def _write_markers(self, entry: _Entry, ended: EndedTransaction, decided: float) -> None:
-        """Write the markers of a decided end, if this broker surely still coordinates the transactional id.
+        """Write the markers of a decided end. KopError if it is not sure that this broker still coordinates the
+        transactional id, or if they cannot be written.
 
-        One that was stopped for a while may have a successor, who has ended the transaction. Under versions 0 and 1 the
-        producer's next one has the same epoch, so that its offsets would be taken for those of this one.
+        A broker that was stopped for a while may have a successor, who has ended the transaction. Under versions 0 and
+        1 the producer's next transaction has the same epoch, so that its offsets would be taken for those of this one.
         """
         await self.verify(self.in_doubt([entry.transactional_id]))
         if refusal := self.refusal_of(entry.transactional_id, surely=True):

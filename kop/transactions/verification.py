@@ -142,11 +142,12 @@ class TransactionVerifier:
         add: bool,
         again: bool = False,
     ) -> VerifiedPartitions:
-        """Ask the coordinator about those partitions that are not verified yet; return the result for all.
+        """Return, for each of the partitions, if it is in the producer's open transaction: from memory if all of them
+        are verified, else by asking the coordinator about all.
 
-        `again` asks also about verified ones. With `add` the client goes by version 2 of transactions, so that the
-        partitions are added. Errors are those of the coordinator. Call it in the producer's `turn`. The result holds
-        until the loop's next turn.
+        `again` asks in any case. With `add` the client goes by version 2 of transactions, so that the partitions are
+        added before. Errors are those of the coordinator, and COORDINATOR_NOT_AVAILABLE for a topic that was made again
+        meanwhile. Call it in the producer's `turn`. The result holds until the loop's next turn.
         """
         transactional_id, producer_id, epoch = producer
         while True:

@@ -198,7 +198,9 @@ class ClassicGroup:
     # -- what is done
 
     def join(self, token: Token, request: JoinRequest, now: int) -> list[Effect]:
-        """Handle a JoinGroup request, whose session timeout and group id were checked before; return the effects."""
+        """Handle a JoinGroup request, whose session timeout and group id were checked before; return the effects. Its
+        answer is a Reply among these effects or later ones, after the rebalance.
+        """
         if not self._accepts(request.member_id):
             self._drop(request.member_id)
             self._answer_join(token, ErrorCode.GROUP_MAX_SIZE_REACHED, "")

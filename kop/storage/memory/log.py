@@ -154,8 +154,8 @@ class MemoryLog(Partition):
         place: int,
         from_zero: bool = False,
     ) -> None:
-        """Accept a batch, which is durable in the loop's next turn. Topics of the gateway's own may go beyond the
-        memory's bound.
+        """Accept a batch, which is durable in the loop's next turn, or refuse it by `waiter` at once. Topics of the
+        gateway's own may go beyond the memory's bound.
         """
         verdict = self._producers.check(header, from_zero=from_zero)
         error = (
@@ -317,7 +317,9 @@ class MemoryLog(Partition):
         return await self._look_up(_newest)
 
     async def _look_up(self, search: Callable[..., TimestampOffset | None], *args: int) -> TimestampOffset | None:
-        """Search batches in a thread, because they have to be decompressed. They do not change meanwhile."""
+        """Return the result of `search` in the log's present batches, which runs on a thread, because they have to be
+        decompressed. UNKNOWN_TOPIC_OR_PARTITION if the topic was deleted, also meanwhile.
+        """
         self.check_there()
         record = await asyncio.to_thread(search, tuple(self._batches), self.log_start_offset, *args)
         self.check_there()

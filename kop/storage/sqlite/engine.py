@@ -240,7 +240,9 @@ class SqliteEngine:
     # For the parts of the engine.
 
     def _refusal(self, size: int) -> KopError | None:
-        """Return the error for a batch of `size` bytes that cannot be accepted now; None if it can."""
+        """Return KAFKA_STORAGE_ERROR for a batch of `size` bytes that cannot be accepted now, since the engine is
+        closed, one of its threads has ended or too many bytes wait for the disk; None if it can.
+        """
         if self._closed:
             return BackendError("the storage engine is closed")
         if self.writer.ended is not None:

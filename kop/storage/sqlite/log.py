@@ -122,8 +122,8 @@ class SqliteLog(Partition):
         place: int,
         from_zero: bool = False,
     ) -> None:
-        """Queue a batch for the next commit; `waiter` is told when it is durable. A duplicate waits for its
-        original.
+        """Queue a batch for the next commit; `waiter` is told when it is durable, or at once if it is refused. A
+        duplicate waits for its original.
         """
         refusal = self._context.refusal(header.batch_length) if not self.deleted else self.gone()
         if refusal is not None:
