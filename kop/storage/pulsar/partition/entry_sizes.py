@@ -70,14 +70,18 @@ class EntrySizeLimit:
         return max((min(least, self.bytes) if self.bytes else least) - ENTRY_FRAMING, 0)
 
     async def learn(self) -> None:
-        """Ask Pulsar for the limit, unless there is a fresh answer. If it does not answer, the last answer stays."""
+        """Ask Pulsar for the limit, unless it was asked within 30 seconds, and wait for the answer. If it does not
+        answer, the last answer stays; no error is raised.
+        """
         if self._asking is not None:
             await asyncio.shield(self._asking)
         elif self._clock() - self._asked >= _FRESH_SECONDS:
             await self._learn(self._begin())
 
     def doubt(self) -> None:
-        """Ask for the limit again in the background: a batch was refused, so somebody may have changed the limit."""
+        """Ask for the limit again in the background, once a second at most: a batch was refused, so somebody may have
+        changed the limit.
+        """
         if self._asking is None and self._clock() - self._asked >= DOUBT_SECONDS:
             self._spawn(self._learn(self._begin()))
 

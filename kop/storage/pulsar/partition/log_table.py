@@ -80,7 +80,7 @@ class LogTable(Generic[L]):
             log.deleted = not undone
 
     def remove(self, topic_id: UUID) -> None:
-        """Remove the logs of a topic that is gone, and close them."""
+        """Remove the logs of a topic that is gone, and close them; `removing` is called with each before."""
         for log in self._logs.pop(topic_id, ()):
             self._removing(log)
             log.remove()

@@ -60,8 +60,8 @@ class TailDemand:
         return True
 
     def look(self, now: float, end: int) -> bool:
-        """Look at the log's `end` while the tail pauses; return true if the tail has to go on: nothing was added, or
-        the pause was long.
+        """Look at the log's `end` while the tail pauses; return true if the tail has to go on, and count it as going
+        on: nothing was added since the last look, or the pause took 30 seconds.
         """
         if end == self._end:
             return self.needed(now)
