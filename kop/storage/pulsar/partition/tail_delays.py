@@ -93,7 +93,7 @@ class TailDelays:
 
     def late(self) -> None:
         """Ask Pulsar in the background, every 30 seconds at most, for the reason why the tail did not deliver an entry
-        in time. The reason is counted, and logged if it lasts.
+        in time. The reason is counted and logged; one that lies in a transaction is logged only if it lasts.
         """
         now = self._clock()
         if now - self._asked >= _ASK_SECONDS:
@@ -102,7 +102,8 @@ class TailDelays:
 
     async def held(self, last: Position) -> bool:
         """Ask Pulsar if it holds the entry at `last` back from readers; return true if so, false if it does not, or on
-        an error. The reason is counted, and logged if it lasts, but not during an outage.
+        an error. The reason is counted and logged, but not during an outage; one that lies in a transaction is logged
+        only if it lasts.
         """
         self._asked = self._clock()
         return await self._ask(last)
