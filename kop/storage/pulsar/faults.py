@@ -231,8 +231,8 @@ _FINAL: Final = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.TOPIC
 
 
 def kafka_error(error: PulsarError, doing: str) -> KopError:
-    """Return the Kafka error for an error of Pulsar. Its text begins with `doing` and ends with advice for
-    operators.
+    """Return the Kafka error for an error of Pulsar; for a code that is not known here it is KAFKA_STORAGE_ERROR. Its
+    text begins with `doing` and ends with advice for operators, if there is any.
     """
     code = _CODES.get(error.code, ErrorCode.KAFKA_STORAGE_ERROR)
     help_text = _HELP.get(error.code)

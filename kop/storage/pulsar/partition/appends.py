@@ -847,7 +847,9 @@ class Appends:
         self._timer = self._loop.call_later(self._patience(position, self._loop.time()), self._tail_was_late)
 
     def _patience(self, position: Position, now: float) -> float:
-        """Return the seconds for which the tail may still bring an entry before Pulsar is asked; 0 if it will not."""
+        """Return the seconds for which the tail may still bring an entry before Pulsar is asked: 0.1, or 0 if the tail
+        will not bring it, or was late for other entries within the last second.
+        """
         log = self._log
         entry = self._stored.get(position)
         brings = log.attached and position > log.last_position and not (entry is not None and entry.in_transaction)

@@ -59,7 +59,8 @@ class EntrySizeLimit:
 
     @property
     def surely_taken(self) -> int:
-        """The bytes of metadata and payload that Pulsar accepts even if the limit was lowered after the last answer.
+        """The bytes of metadata and payload that Pulsar accepts even if the limit was lowered after the last answer: an
+        eighth of the limit, but 16 KiB if that is more or the limit is not known, and never more than the limit.
 
         A topic that had no limit is not expected to get one while entries are on their way. An entry beyond the limit
         is refused, however small that is.

@@ -610,8 +610,8 @@ class PulsarLog(Partition):
         self.tell_soon()
 
     def _mark(self, position: Position, last: int) -> None:
-        """Do the work that is due once in so many entries: index it, close a ledger, pause the tail. `last` is the last
-        offset of this entry, the log's last now.
+        """Do the work that is due once in 256 entries: index this one, close a ledger, pause the tail. `last` is the
+        last offset of this entry, the log's last now.
         """
         self._since_mark = 0
         self.search.index.add(last, position)
@@ -797,12 +797,16 @@ class PulsarLog(Partition):
         return self.log_start_offset
 
     async def find_by_time(self, timestamp: int) -> TimestampOffset | None:
-        """Return timestamp and offset of the first record at or after `timestamp` (ms); None if there is none."""
+        """Return timestamp and offset of the first record at or after `timestamp` (ms), up to the partition's end of
+        now; None if there is none. Errors are KopErrors.
+        """
         await self.refresh()
         return await self._look_up(self.search.by_time(timestamp, self.clock_ahead))
 
     async def max_timestamp(self) -> TimestampOffset | None:
-        """Return timestamp and offset of the first record with the largest timestamp; None if no record has one."""
+        """Return timestamp and offset of the first record with the largest timestamp, up to the partition's end of now;
+        None if no record has one. Errors are KopErrors.
+        """
         await self.refresh()
         return await self._look_up(self.search.max_timestamp())
 
@@ -831,8 +835,8 @@ class PulsarLog(Partition):
         self.tell()
 
     def check_offset(self, offset: int) -> None:
-        """Raise OFFSET_OUT_OF_RANGE for an offset that cannot be read. A packed offset before the log start may be read
-        on from the start.
+        """Raise OFFSET_OUT_OF_RANGE for an offset that cannot be read, UNKNOWN_TOPIC_OR_PARTITION if the topic is gone.
+        A packed offset before the log start may be read on from the start.
         """
         if offset < self.log_start_offset and self._mapping.reads_on(offset, self.log_start_offset):
             self.check_there()

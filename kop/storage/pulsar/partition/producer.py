@@ -343,7 +343,8 @@ class PartitionProducer:
         )  # fmt: skip
 
     def _misfit(self, sequences: SequenceWindow) -> PeerError | None:
-        """Return the error if no waiting batch follows on Pulsar's stored sequence; None if one does.
+        """Return the error if no waiting batch follows on Pulsar's stored sequence; None if one does, if none waits, or
+        if the error does not depend on what is stored.
 
         A client that pipelines sends the batch that comes next once more, behind others, if it alone was refused.
         """
@@ -443,7 +444,9 @@ class PartitionProducer:
             pause = min(pause * 2, 0.5)
 
     def _patience(self, holder: str | None) -> float:
-        """Return the seconds that the producer named `holder` has to leave before this one pushes it out."""
+        """Return the seconds that the producer named `holder` has to leave before this one pushes it out: 15 if its
+        broker is live, 0 if it is not, 2.5 if that is not known, or it is a former one of this broker.
+        """
         live = None if holder is None or holder == self.name else self._services.leader_is_live(holder)
         if live is None:
             return UNKNOWN_HOLDER_SECONDS
@@ -731,6 +734,7 @@ class PartitionProducer:
 
     def _frames(self, append: Append, first: int, producer_id: int, *, confirm: bool) -> Sequence[transcode.SendFrame]:
         """Encode a batch as SEND frames, in the topic's entry format; its first record has the sequence id `first`.
+        `confirm`: it is sent to learn if Pulsar has a copy, so that it is not split for being there in part.
 
         The bytes to which a compressed batch is decompressed count: BackendError if its request had its share of that.
         """
@@ -761,7 +765,9 @@ class PartitionProducer:
     def _converted(
         self, append: Append, first: int, producer_id: int, max_bytes: int, *, confirm: bool
     ) -> Sequence[transcode.SendFrame]:
-        """Encode a batch as SEND frames for `_frames`; it may be decompressed to `max_bytes` at most."""
+        """Encode a batch that is compressed, or kept as it came, as SEND frames for `_frames`; it may be decompressed
+        to `max_bytes` at most.
+        """
         owner, header = self._log, append.header
         policy, publish_time = owner.policy, clock.wall_ms()
         max_size = self._context.client.max_message_size

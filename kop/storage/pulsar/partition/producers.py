@@ -244,7 +244,9 @@ class PartitionProducers:
         self._parked[entry] = batches
 
     def placed(self) -> None:
-        """Go on with the batches that waited for the log to end at its present end."""
+        """Go on with the batches of compiled code that were parked until the log ends where it ends now; called after
+        each move of the log's end.
+        """
         if self._going_on:
             return
         self._going_on = True

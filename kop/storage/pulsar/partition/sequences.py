@@ -97,7 +97,9 @@ class SequenceWindow:
 
     @property
     def unbroken(self) -> bool:
-        """True if a batch was taken in the producer's epoch, and Pulsar refused none of it."""
+        """True if a batch was taken in the producer's epoch, and Pulsar refused in that epoch no part of a batch, and
+        no whole one that later ones were sent behind.
+        """
         return bool(self._window.batches) and not self._refused and not self._split
 
     @property

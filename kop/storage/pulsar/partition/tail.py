@@ -63,7 +63,7 @@ class FollowedLog(Protocol):
         """Put an entry that the tail brought into the log."""
 
     def tail_lost(self, error: PulsarError | KopError, why: Fault = Fault.TAIL_LOST_FAILED) -> None:
-        """Handle that the tail cannot go on: the log has to attach again."""
+        """Handle that the tail cannot go on: the log has to attach again. `why` is counted."""
 
     def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` when the log's bounds move; return the function that ends this."""
@@ -112,8 +112,8 @@ class LogTail:
         return self.stream is not None and not self.stream.closed
 
     async def begin(self, next_offset: int, last: Position) -> None:
-        """Follow the log from the entry behind `last` on. PulsarError or KopError if the stream cannot be opened;
-        BackendError if it ended at once.
+        """Drop what is cached, and follow the log from the entry behind `last` on, whose first offset is `next_offset`.
+        PulsarError or KopError if the stream cannot be opened; BackendError if it ended at once.
 
         The entry of `last` is -1 if there is none: then all entries are read.
         """

@@ -82,11 +82,12 @@ class RateExceeded:
         """The seconds that late receipts waited together, less those that came in time since."""
 
     def in_time(self) -> None:
-        """Count a receipt that came in time."""
+        """Note a receipt that came in time, which makes up for 0.1 seconds that late ones waited."""
         self.lateness = max(0.0, self.lateness - LATE_SECONDS)
 
     def wants_to_ask(self, now: float, waited: float) -> bool:
-        """Count a receipt that came late, after `waited` seconds; return true if Pulsar has to be asked for the reason.
+        """Count a receipt that came late, after `waited` seconds; return true if Pulsar has to be asked for the reason
+        at the time `now`, because late ones have waited for 2 seconds together.
 
         That is once a second at most, and ever less often if receipts are late for other reasons.
         """

@@ -90,7 +90,9 @@ class ColdReader:
         return not self._free.is_set()
 
     def claim(self, offset: int) -> None:
-        """Reserve the reader for one read, while no other uses it, at an offset that it `holds`."""
+        """Reserve the reader for one read, while no other uses it, and have `take` begin at `offset`, which it `holds`.
+        It is not closed for lack of room until `release`.
+        """
         self._free.clear()
         self.share.busy()
         self.wanted = offset
@@ -103,7 +105,7 @@ class ColdReader:
             self._pass()
 
     def release(self, now: float) -> None:
-        """Let other reads use the reader; `now` is the loop's time."""
+        """Let other reads use the reader, and let it be closed if its room is needed; `now` is the loop's time."""
         self.used = now
         self._free.set()
         self.share.idle()
@@ -208,7 +210,7 @@ class ColdReader:
         self.share.holds(self._size + self._behind_size + self.converter.waiting_bytes + due)
 
     def _pass(self) -> Batch:
-        """Move the next batch to the part of the window that was handed out."""
+        """Move the next batch to the part of the window that was handed out, and return it."""
         batch = self._batches.popleft()
         self._size -= len(batch.data)
         self._behind.append(batch)
@@ -468,7 +470,9 @@ class ColdReaders:
         return reader
 
     async def _still_kept(self, offset: int) -> None:
-        """Raise OFFSET_OUT_OF_RANGE if retention has taken the offset meanwhile."""
+        """Bring the log start up to date, and raise OFFSET_OUT_OF_RANGE if retention has taken the offset meanwhile.
+        KopError if Pulsar does not tell.
+        """
         await self._ask_start()
         start = self._log.log_start_offset
         if offset < start and not self._source.mapping.reads_on(offset, start):

@@ -227,7 +227,10 @@ class PartitionSearch:
         return 0 if index is None else index + 1
 
     async def start(self) -> int:
-        """Return the first offset that can be read; if there is none, the high watermark before Pulsar was asked."""
+        """Ask Pulsar for the first offset that can be read, and return it: the log start that is known, if retention
+        has taken no ledger or Pulsar does not tell enough; if no entry is left, the high watermark before Pulsar was
+        asked. PulsarError or KopError if it does not answer.
+        """
         end = self._log.high_watermark  # what comes while Pulsar is asked lies behind it
         stats = await self._source.internal_stats()
         if any(each["ledgerId"] == self.first_ledger for each in stats["ledgers"]) and not self._log.policy.compact:
@@ -271,7 +274,9 @@ class PartitionSearch:
         return ProbedEntry(position, max(base, 0), base + head.num_messages - 1, head.hidden)
 
     async def at(self, position: Position) -> ProbedEntry:
-        """Return the entry at `position`, which exists. KopError if it has no offsets, or Pulsar does not tell."""
+        """Return the entry at `position`, which exists. KopError if it has no offsets, or Pulsar does not tell;
+        PulsarError if Pulsar refuses to.
+        """
         probed = await self._probe(position, maybe_empty=False)
         if probed is None or not probed.has_offsets or probed.position != position:
             text = f"Pulsar does not tell which offset entry {position.ledger}:{position.entry} of {self.title} has"

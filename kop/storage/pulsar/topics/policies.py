@@ -86,7 +86,7 @@ def keeps(retention: Retention) -> bool:
 
 def compaction_of(policy: LogPolicy, internal: bool = False) -> int:
     """Return Pulsar's compaction threshold for a topic: the bytes of backlog from which on it compacts by itself, 0 for
-    never.
+    never. For an `internal` topic, one of the gateway's own, it is smaller.
     """
     if not policy.compact:
         return 0

@@ -422,8 +422,8 @@ class PulsarTopics(TopicTable):
         )
 
     async def _finish_abandoned(self) -> None:
-        """Set the policies of topics whose broker died before it set them, or got no answer: else Pulsar would drop
-        records.
+        """Set the policies of topics that have not all of them after 60 seconds, since their broker died before it set
+        them, or got no answer: else Pulsar would drop records. A failure is logged, and the next call tries again.
         """
         for topic_id, known in list(self._pulsar.items()):
             if UNFINISHED_PROPERTY not in known.properties or self._is_being_made(topic_id):
@@ -587,8 +587,8 @@ class PulsarTopics(TopicTable):
         self._loaded = True
 
     def _next_to_scan(self, known: Sequence[str]) -> Sequence[str]:
-        """Return the unchanged topics to look at in this listing: another broker may have failed to announce a change,
-        or pulsar-admin made one.
+        """Return the next 100 of the known topics, in turn, which are looked at although the listing shows no change:
+        another broker may have failed to announce one, or pulsar-admin made one.
         """
         begin = self._scanned % max(len(known), 1)
         self._scanned = begin + SCANNED_A_LISTING
@@ -682,8 +682,8 @@ class PulsarTopics(TopicTable):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _list(self) -> dict[str, int]:
-        """Return the topics of both namespaces by full name, with the number of their partitions that exist; 0 for
-        plain ones.
+        """Return the topics of both namespaces by full name, with the number of partitions up to the last one that
+        exists, 1 if none does; 0 for topics that are not partitioned. PulsarError if they cannot be listed.
         """
         partitions: dict[str, int] = {}
         for namespace in self._context.naming.namespaces:

@@ -96,7 +96,8 @@ class EndsOnPartitions:
     # --- late fences
 
     async def _ask_about_fences(self, doubt: Due) -> None:
-        """End a transaction again on partitions where a fence was stored behind its end, so that readers can pass.
+        """Ask if a transaction has ended, and end it again on partitions where a fence was stored behind its end, so
+        that readers can pass.
 
         A gateway that was stopped, cut off from Pulsar or killed may be so late: another one has ended the transaction
         since. Pulsar ignores such a fence if the transaction was aborted. If it was committed, the fence opens it again
@@ -133,7 +134,9 @@ class EndsOnPartitions:
     # --- lost ends
 
     async def _ask_about_ends(self, name: str) -> None:
-        """Carry out again the ends of transactions that Pulsar lost on a partition while that was being unloaded."""
+        """Carry out again the ends of transactions that Pulsar lost on the partition `name` while that was being
+        unloaded. If Pulsar does not answer, a later look tries again.
+        """
         now = self._context.loop.time
         asked = now()
 

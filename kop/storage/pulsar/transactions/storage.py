@@ -194,8 +194,8 @@ class PulsarTransactions:
         doing = f"cannot add partitions to Pulsar's transaction {txn}"
 
         async def still_open() -> None:
-            """Refuse a fence of a transaction that has ended, since it would hold readers back for good: the answer has
-            to be fresh.
+            """Raise PulsarError if the transaction has ended, or Pulsar says only after 2 seconds or more, three times,
+            that it is open: a fence of a transaction that has ended would hold readers back for good.
             """
             for _ in range(_TRIES):
                 asked = self._context.loop.time()
