@@ -321,7 +321,7 @@ class PulsarGrants:
 
     def collect(self) -> Iterable[Metric]:
         """Return metrics: the number of namespaces and tenants that are read each second, and the age of the oldest
-        answer in seconds. None are returned if nothing is read so.
+        answer in seconds. The result is empty if nothing is read so.
         """
         followed = [source for source in self._sources.values() if source.following is not None]
         if not followed:

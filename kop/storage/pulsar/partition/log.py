@@ -702,8 +702,8 @@ class PulsarLog(Partition):
     # --- read
 
     def read_cached(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:
-        """Return the batches that the tail cache, or a reader ahead, has from `offset` on, up to `max_bytes`; none at
-        the log's end. None if Pulsar has to be read. OFFSET_OUT_OF_RANGE before the log start.
+        """Return the batches that the tail cache, or a reader ahead, has from `offset` on, up to `max_bytes`; an empty
+        result at the log's end. None if Pulsar has to be read. OFFSET_OUT_OF_RANGE before the log start.
 
         With `min_one` the first batch is returned whatever its size.
         """

@@ -394,8 +394,8 @@ class LogTail:
         self.drop()
 
     def read_cached(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:
-        """Return the batches in the cache from `offset` on, up to `max_bytes`; none while Pulsar is asked if entries
-        are missing at `offset`. None if the cache does not hold that offset.
+        """Return the batches in the cache from `offset` on, up to `max_bytes`; an empty result while Pulsar is asked if
+        entries are missing at `offset`. None if the cache does not hold that offset.
         """
         end = None
         gap = next((gap for gap in self._asked_gaps if gap.last >= offset), None)

@@ -139,8 +139,8 @@ class Converter:
         """True if a message that is too large here is left to another reader, and is no error yet."""
 
     def feed(self, stored: EntryWithOffsets, data: Buffer | None = None) -> list[Batch]:
-        """Return the batches of an entry: none if it lies before the next offset or has no offsets, otherwise one, and
-        one for a gap before it. An entry that cannot be read becomes a batch with its error, which is counted and
+        """Return the batches of an entry: one, and one for a gap before it; an empty list if it lies before the next
+        offset or has no offsets. An entry that cannot be read becomes a batch with its error, which is counted and
         logged.
 
         `data` is the batch of the entry, if the caller has it.

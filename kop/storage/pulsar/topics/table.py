@@ -605,7 +605,7 @@ class PulsarTopics(TopicTable):
 
     async def differing_configs(self, topic_id: UUID) -> Mapping[str, str]:
         """Return the configs that say what Pulsar's policies of a topic are, where these differ from the topic's
-        configs: they were set by pulsar-admin, or in its namespace. None for internal topics. KopError if Pulsar does
+        configs: they were set by pulsar-admin, or in its namespace. Empty for internal topics. KopError if Pulsar does
         not tell.
         """
         topic, known = self._find(topic_id), self.pulsar(topic_id)
