@@ -65,8 +65,8 @@ async def describe_producers(gw: Gateway, ctx: Context, request: Message) -> Res
 
 
 async def _coordinated(gw: Gateway) -> _Transactions | KopError:
-    """Return the open transactions that this broker coordinates, by partition, or the error; none if logs hold markers
-    and know their transactions themselves.
+    """Return the open transactions that this broker coordinates, by partition (name of the topic, index), or the error
+    while they are being loaded; none if logs hold markers and know their transactions themselves.
     """
     by_partition: dict[_Partition, list[Transaction]] = {}
     if gw.engine.promises.writes_markers:

@@ -68,7 +68,8 @@ log = logging.getLogger(__name__)
 def list_offsets(gw: Gateway, ctx: Context, request: Any) -> Any:
     """Answer ListOffsets, each partition on its own; the same partition twice in one request is INVALID_REQUEST for it.
 
-    The end of a log that this broker alone writes is answered at once, without a task.
+    The start or end of a log that this broker alone writes is answered at once, without a task; all else after storage
+    was asked.
     """
     committed = reads_committed(request.isolation_level)
     known: dict[_Key, _Answer] = {}
@@ -144,8 +145,8 @@ async def _look_all_up(
 
 
 async def _all_in_time(look_ups: Sequence[Callable[[], Awaitable[_Answer]]], late_code: ErrorCode) -> list[_Answer]:
-    """Look offsets up in storage side by side; partitions whose offset is not known in time are answered with
-    `late_code`.
+    """Look offsets up in storage side by side, and return the answers in the order of `look_ups`; one that is not there
+    within 20 s is replaced by `late_code`.
     """
     answers = await all_in_time(look_ups, at_once=_AT_ONCE, what="offsets", then="clients ask again for these alone")
     return [(late_code, -1, -1) if answer is None else answer for answer in answers]

@@ -116,7 +116,7 @@ def _matches(pattern: Any, transactional_id: str | None) -> bool:
 
 
 def _compiled(pattern: str) -> Any:
-    """Return the compiled RE2 pattern; None if RE2 refuses it, or is not installed."""
+    """Return the compiled RE2 pattern; None if RE2 refuses it, or is not installed, which is logged."""
     try:
         import re2  # noqa: PLC0415 - a library of its own that few brokers ever need
     except ImportError:
