@@ -41,7 +41,7 @@ _Code = TypeVar("_Code", bound=IntEnum)
 
 
 def describe_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Return the ACLs that the filter describes, those of a resource together."""
+    """Answer DescribeAcls with the ACLs that the filter describes, those of a resource together."""
     if not gw.acls_decide:
         return ctx.response(error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER, resources=[])
     if denied := ctx.namespace(AclOperation.DESCRIBE):
@@ -69,7 +69,9 @@ def describe_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
 
 
 async def create_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Add each ACL, or give the error for which it is not added; those that exist already stay as they are."""
+    """Answer CreateAcls: add each ACL, or give the error for which it is not added; those that exist already stay as
+    they are. What was added is written to the audit.
+    """
     refusal = _refusal(gw, ctx)
     if refusal is not None:
         return ctx.response(results=[_error(refusal) for _ in request.creations])

@@ -122,7 +122,9 @@ class Context:
             raise PeerError("The throttling quota has been exceeded.", ErrorCode.THROTTLING_QUOTA_EXCEEDED)
 
     def response(self, **fields: Any) -> Response:
-        """Return a response in the request's version with these fields; nested rows are dicts."""
+        """Return a response to the request's API in its version with these fields, by the schema's names; nested rows
+        are dicts.
+        """
         return Response(self.api_key, self.version, fields)
 
     def topic(self, name_or_id: str | UUID | None, operation: AclOperation | None) -> TopicInfo | ErrorCode:
@@ -137,40 +139,46 @@ class Context:
 
     def group(self, group_id: str, operation: AclOperation) -> ErrorCode:
         """Return NONE if the client may do this operation on a group, else GROUP_AUTHORIZATION_FAILED, or
-        COORDINATOR_NOT_AVAILABLE while Pulsar's grants decide and are not known.
+        COORDINATOR_NOT_AVAILABLE while Pulsar's grants decide and are not known. A denial is audited.
         """
         return NONE if self.access.is_open else self._decide(operation, ResourceType.GROUP, group_id)
 
     def transactional_id(self, transactional_id: str, operation: AclOperation) -> ErrorCode:
         """Return NONE if the client may do this operation on a transactional id, else
         TRANSACTIONAL_ID_AUTHORIZATION_FAILED, or COORDINATOR_NOT_AVAILABLE while Pulsar's grants decide and are not
-        known.
+        known. A denial is audited.
         """
         return self._decide(operation, ResourceType.TRANSACTIONAL_ID, transactional_id)
 
     def user(self, principal: str, operation: AclOperation) -> ErrorCode:
-        """Return NONE if the client may do this operation on a user, else DELEGATION_TOKEN_AUTHORIZATION_FAILED."""
+        """Return NONE if the client may do this operation on a user, else DELEGATION_TOKEN_AUTHORIZATION_FAILED. A
+        denial is audited.
+        """
         return self._decide(operation, ResourceType.USER, principal)
 
     def cluster(self, operation: AclOperation) -> ErrorCode:
-        """Return NONE if the client may do this operation on the cluster, else CLUSTER_AUTHORIZATION_FAILED."""
+        """Return NONE if the client may do this operation on the cluster, else CLUSTER_AUTHORIZATION_FAILED. A denial
+        is audited.
+        """
         return NONE if self.access.allows(self.conn, operation, ResourceType.CLUSTER) else CLUSTER_REFUSED
 
     @property
     def namespace_name(self) -> str:
-        """The name of the cluster as the client's namespace, in rights to that as a whole."""
+        """The name that stands in rights for the client's namespace as a whole: that of the cluster, behind the
+        namespace of a tenant.
+        """
         return self.conn.space.inward(CLUSTER_NAME)
 
     def namespace(self, operation: AclOperation) -> ErrorCode:
         """Return NONE if the client may do this operation on its namespace as a whole, else
-        CLUSTER_AUTHORIZATION_FAILED. To clients of the home space that is the cluster.
+        CLUSTER_AUTHORIZATION_FAILED. To clients of the home space that is the cluster. A denial is audited.
         """
         allowed = self.access.allows(self.conn, operation, ResourceType.CLUSTER, self.namespace_name)
         return NONE if allowed else CLUSTER_REFUSED
 
     @property
     def cluster_denial(self) -> str:
-        """The text of CLUSTER_AUTHORIZATION_FAILED."""
+        """The text of CLUSTER_AUTHORIZATION_FAILED for this client, to whom the cluster may be a tenant's namespace."""
         space = self.conn.space
         more = (
             ""

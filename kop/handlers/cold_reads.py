@@ -120,8 +120,8 @@ class ColdReads:
     def make_room(self, wanted: Container[PartitionLog], waiting: int) -> None:
         """Drop the results of partitions that are not `wanted`, if so many results are kept that no read can begin.
 
-        `waiting` is the number of Fetches that wait and want no other partitions: while a further one waits, nothing is
-        dropped.
+        `waiting` is the number of waiting Fetches of the connection that want no other partitions: if more of its
+        Fetches wait, nothing is dropped.
         """
         if not self._queue or self._held < MOST_HELD or len(self._listeners) > waiting:
             return

@@ -58,7 +58,9 @@ class _OfSpace:
         self.ended = direct.ended
 
     def refusal(self, version: int, topic: str | bytes, partition: int, error: KopError) -> tuple[int, bytes]:
-        """Return the answer of `DirectProduce.refusal`, with the names that the client uses."""
+        """Return the error code and the encoded answer of a partition whose batch was not stored, as
+        `DirectProduce.refusal` does, with the names that the client uses in its text.
+        """
         stored = self._space.inward(topic) if isinstance(topic, str) else topic
         told = KopError(outward_text(error.message, self._space) or "", error.code)
         return self._direct.refusal(version, stored, partition, told)

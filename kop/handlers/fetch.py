@@ -115,7 +115,9 @@ class _Response:
     """
 
     def room(self, wanted: FetchPartition) -> int:
-        """Return the number of bytes that the records of this partition may take in the response."""
+        """Return the number of bytes that the records of this partition may take in the response: what is left of the
+        partition's limit and of the whole answer's.
+        """
         return max(0, min(wanted.max_bytes, self.budget - self.size))
 
     @property
@@ -227,8 +229,8 @@ class _Fetch:
         return result if end is None or result is None else stable_part(result, end)
 
     def _was_read(self, wanted: FetchPartition, partition_log: PartitionLog) -> bool:
-        """Return true if a read from storage has ended whose result this Fetch should use, rather than the batches in
-        memory.
+        """Return true if a read of this partition from storage has ended whose result this Fetch should use, rather
+        than the batches in memory.
         """
         read = self.reads.find(partition_log, wanted.fetch_offset, self.of_entries) if len(self.reads) else None
         return read is not None and read.result is not None

@@ -42,7 +42,8 @@ class SessionPartition:
         self.log_start_offset = -1
 
     def news(self, answer: FetchPartitionAnswer) -> bool:
-        """Return true if the answer has something that the client does not know yet, and remember it as known.
+        """Return true if the answer of this partition has records, an error, or log ends that the client does not know
+        yet; the ends count as known to it from now on.
 
         An answer of a partition that is not read yet (no error, no high watermark) has nothing new.
         """

@@ -206,7 +206,9 @@ def _fetched(
 
 
 async def offset_delete(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Answer OffsetDelete: delete committed offsets of topics that the group does not subscribe to."""
+    """Answer OffsetDelete: delete the group's committed offsets of the partitions named; topics to which it subscribes
+    keep theirs, and have that error.
+    """
     if not request.group_id:
         return ctx.response(error_code=ErrorCode.INVALID_GROUP_ID, topics=[])
     errors: dict[tuple[str, int], ErrorCode] = {}

@@ -177,8 +177,8 @@ async def _look_up(
 
 
 def _bound(partition_log: PartitionLog, timestamp: int, committed: bool) -> tuple[int, int] | None:
-    """Return timestamp and offset for the start or end of a log as it is known in memory; None if `timestamp` asks for
-    something else.
+    """Return timestamp (-1) and offset of the start or end of a log as it is known in memory, of its stable part if
+    `committed`; None if `timestamp` asks for something else.
     """
     if timestamp == _LATEST:
         return -1, partition_log.last_stable_offset if committed else partition_log.high_watermark
@@ -232,8 +232,8 @@ async def _look_ends_up(
     unknown: Sequence[tuple[dict[str, Any], Callable[[], Awaitable[_Answer]]]],
 ) -> Response:
     """Fill in the rows for partitions whose end has to be asked of storage, and return the response. `unknown` pairs
-    each such row with the function that looks its end up; those that do not answer in time get an error after which
-    clients ask again.
+    each such row with the function that looks its end up; one that does not answer within 20 s gives an error after
+    which clients ask again.
     """
     late = ErrorCode.OFFSET_NOT_AVAILABLE if ctx.version >= 3 else ErrorCode.LEADER_NOT_AVAILABLE
     answers = await _all_in_time([look_up for _, look_up in unknown], late)

@@ -344,7 +344,7 @@ def _transactional_producers(gw: Gateway, ctx: Context, topics: list[ReadTopic])
 
 
 def _kept(topics: list[ReadTopic]) -> list[ReadTopic]:
-    """Return the batches as copies, because the shared receive buffer that they lie in is used again."""
+    """Return the batches of the topics as copies, because the shared receive buffer that they lie in is used again."""
     return [(name_or_id, [_kept_batch(batch) for batch in batches]) for name_or_id, batches in topics]
 
 
@@ -471,8 +471,8 @@ def _with_create_time(
 ) -> tuple[bytearray, BatchHeader]:
     """Return a batch of LogAppendTime, copied from another topic, as one of CreateTime, and its header.
 
-    As in Kafka its records have the batch's largest timestamp when that is judged, and their own ones then.
-    INVALID_TIMESTAMP on a LogAppendTime topic, and if there is no such timestamp.
+    As in Kafka the batch is judged as if all of its records had its largest timestamp; then they have their own ones.
+    PeerError (INVALID_TIMESTAMP) on a LogAppendTime topic, if the batch has no such timestamp, or if it is not allowed.
     """
     time, now_ms = header.max_timestamp, answer.ctx.now_ms
     if rules.log_append_time or time == NO_TIMESTAMP:
@@ -487,8 +487,8 @@ def _with_create_time(
 def _refuse_times(
     answer: ProduceAnswer, rules: ProduceRules, records: Buffer, header: BatchHeader, body: Buffer | None = None
 ) -> NoReturn:
-    """Raise INVALID_TIMESTAMP for a batch, with the records whose timestamps are not allowed. `body` is its records
-    without compression, if the caller has them.
+    """Raise INVALID_TIMESTAMP for a batch, naming the records whose timestamps are not allowed. `body` is its records
+    without compression, if the caller has them; else they are decompressed for that.
     """
     refuse_times(
         records,

@@ -133,7 +133,7 @@ def _partitions_of(gw: Gateway, wanted: Any) -> int:
 
 
 def _check_replicas(gw: Gateway, brokers: Sequence[int]) -> None:
-    """Raise INVALID_REPLICA_ASSIGNMENT unless one partition's replicas are live brokers, each once."""
+    """Raise PeerError (INVALID_REPLICA_ASSIGNMENT) unless one partition's replicas are live brokers, each once."""
     reason = ""
     if not brokers:
         reason = "an empty replica list."

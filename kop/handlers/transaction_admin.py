@@ -80,7 +80,9 @@ async def _description(gw: Gateway, ctx: Context, transactional_id: str) -> dict
 
 
 async def list_transactions(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Answer ListTransactions with the transactional ids that pass every filter."""
+    """Answer ListTransactions with the transactional ids that pass every filter of the request and that the client may
+    see.
+    """
     labels = {status.label for status in TransactionStatus}
     states = set(request.state_filters)
     producers = set(request.producer_id_filters)

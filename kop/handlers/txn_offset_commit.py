@@ -50,7 +50,9 @@ _NOT_VERIFIED: Final = {
 
 
 async def txn_offset_commit(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Answer TxnOffsetCommit when the offsets are durable, after asking the transaction coordinator and the group."""
+    """Answer TxnOffsetCommit when the offsets are durable, after asking the transaction coordinator and the group; at
+    once if the client lacks a right or no partition exists.
+    """
     refusal = ctx.transactional_id(request.transactional_id, AclOperation.WRITE) or ctx.group(
         request.group_id, AclOperation.READ
     )
