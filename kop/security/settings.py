@@ -31,7 +31,7 @@ def _principals(value: str) -> str:
 
 
 def principals_of(value: str) -> list[str]:
-    """Return the principals that the text of super.users names."""
+    """Return the principals that the text of super.users names, with semicolons between them."""
     return [text for item in value.split(";") if (text := item.strip())]
 
 
@@ -132,7 +132,9 @@ class SecuritySettings(Settings):
         return bool(self.authorizer_class_name and given)
 
     def problems(self) -> Iterable[str]:
-        """Yield a problem if nobody could ever give anybody a right."""
+        """Yield a line for each contradiction: ACLs decide and there is nobody who could make the first one, or tenants
+        are told apart and nothing decides what they may do.
+        """
         yield from super().problems()
         decides = self.authorizer_class_name == STANDARD_AUTHORIZER
         if decides and not principals_of(self.super_users) and not self.allow_everyone_if_no_acl_found:
