@@ -113,9 +113,9 @@ class Context:
     """Tagged fields for the header of the answer, encoded: what brokers tell one another beyond Kafka's schemas."""
 
     def change_partitions(self, count: int, strict_from: int | None = None) -> None:
-        """Count partitions that the request makes or deletes in the client's quota of them, if it has one. From version
-        `strict_from` of the API on, raise PeerError (THROTTLING_QUOTA_EXCEEDED), with nothing counted, if the client
-        has made too many before; below, it is held after the answer.
+        """Count partitions that the request makes or deletes in the client's quota of them, if it has one; a client
+        that takes too many is held after the answer. From version `strict_from` of the API on, raise PeerError
+        (THROTTLING_QUOTA_EXCEEDED) instead, with nothing counted, if it has taken too many before.
         """
         strict = strict_from is not None and self.version >= strict_from
         if self.meter is not None and not self.meter.mutate(count, strict=strict):

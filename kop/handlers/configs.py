@@ -77,7 +77,9 @@ class Operation(IntEnum):
 
 
 async def describe_configs(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Answer DescribeConfigs: the configs of each resource, or those of them that the request names."""
+    """Answer DescribeConfigs: the configs of each resource with their values and sources, or those of them that the
+    request names.
+    """
     results = []
     known = {
         resource.resource_name: topic

@@ -449,8 +449,8 @@ class _Fetch:
     # --- waiting
 
     async def read_and_wait(self) -> Frame:
-        """Begin reads from storage, and return the encoded answer: at once if it is enough, else after max_wait_ms, or
-        0.5 s if that is less, or as soon as it is enough. The pipeline calls this once there is memory for the reads.
+        """Begin reads from storage, and return the encoded answer: as soon as it is enough, or after max_wait_ms, which
+        is taken for 0.5 s at least if a read goes on. The pipeline calls this once there is memory for the reads.
         """
         response = self.look(read=True)
         return self.frame(response) if self.enough(response) else await WaitingFetch(self, response.unread > 0).answered

@@ -115,11 +115,11 @@ class FetchSessions:
         """Return the session that a Fetch belongs to, updated by it and with its next epoch; None for a Fetch without
         one. `owner` names the client, `by_id` is true if it goes by topic ids.
 
-        Epoch 0 ends the client's session of that id, and begins a new one; None if there is no room, because no session
-        was unused for two minutes. Epoch -1 only ends it. A session that loses its last partition ends, too, and the
-        answer says so by the session id 0. PeerError: FETCH_SESSION_ID_NOT_FOUND if it was evicted or is another
-        client's, INVALID_FETCH_SESSION_EPOCH if requests got lost, FETCH_SESSION_TOPIC_ID_ERROR if names and ids are
-        mixed in one session.
+        Epoch 0 ends the client's session of that id and begins a new one; None if the Fetch names no partition, or
+        there is no room and no session was unused for two minutes. Epoch -1 only ends it. A session that loses its last
+        partition ends, too, and the answer says so by the session id 0. PeerError: FETCH_SESSION_ID_NOT_FOUND if it was
+        evicted or is another client's, INVALID_FETCH_SESSION_EPOCH if requests got lost, FETCH_SESSION_TOPIC_ID_ERROR
+        if names and ids are mixed in one session.
         """
         if call.session_epoch in (_INITIAL_EPOCH, _FINAL_EPOCH):
             if call.session_id != _INVALID_SESSION_ID and self._of(call, owner) is not None:

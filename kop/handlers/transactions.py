@@ -144,7 +144,8 @@ async def _verify(gw: Gateway, ctx: Context, transaction: Any) -> dict[Partition
     for five seconds. Nothing is noted of that broker, since all live ones are told of the end: one that is not live, or
     was stopped and is not seen again yet, gets COORDINATOR_NOT_AVAILABLE for all partitions.
 
-    The name of the transaction in storage, and the ids of the topics, are put into the header of the answer.
+    If a broker asks, the name of the transaction in storage and the ids of the topics are put into the header of the
+    answer.
     """
     partitions = [(topic.name, index) for topic in transaction.topics for index in topic.partitions]
     asking = ctx.asking_broker()

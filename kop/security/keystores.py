@@ -38,7 +38,9 @@ class Store:
 
 
 def read(store: Store) -> str:
-    """Return the certificates of a store in PEM, and the key of a keystore. ValueError if the store cannot be read."""
+    """Return the certificates of a store in PEM, and the key of a keystore. ValueError if the store cannot be read, or
+    its settings contradict one another.
+    """
     prefix = f"ssl.{store.kind}"
     text = "certificate.chain" if store.kind == "keystore" else "certificates"
     if store.location and (store.certificates or store.key):

@@ -127,7 +127,9 @@ class SecuritySettings(Settings):
 
     @property
     def has_tenants(self) -> bool:
-        """True if clients may belong to tenants. Without an authorizer nothing would keep these apart."""
+        """True if clients may belong to tenants: rules, a claim of tokens, or tokens of Pulsar say to which, and there
+        is an authorizer, without which nothing would keep tenants apart.
+        """
         given = self.kop_tenant_rules or self.kop_tenant_claim or self.kop_pulsar_tokens
         return bool(self.authorizer_class_name and given)
 

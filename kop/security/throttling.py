@@ -152,7 +152,9 @@ class Meter:
         """The kind of the quota that it is held for."""
 
     def is_started(self) -> None:
-        """Count the seconds since the meter was made as time of the request, whose handler was called since."""
+        """Add the time since the meter was made, in which the request's handler was called, to the time that the
+        request took.
+        """
         self.seconds += clock.perf_counter() - self._begun
 
     def room(self) -> float | None:

@@ -87,7 +87,7 @@ class Users:
         return name in self._users
 
     def scram(self, mechanism: Mechanism, name: str) -> ScramCredential | None:
-        """Return the credential of a user, or None."""
+        """Return the credential of a user for a mechanism, or None."""
         return self.of(name).get(mechanism)
 
     def of(self, name: str) -> Credentials:

@@ -82,7 +82,9 @@ class Exchange(Protocol):
         """
 
     def is_valid(self) -> bool:
-        """Return false once the login would not succeed any more: the user is gone, or has another password."""
+        """Return true as long as the login would succeed again, false once the user is gone, or has another
+        password.
+        """
 
     def step(self, token: bytes) -> bytes | Awaitable[bytes]:
         """Return the answer to the client's next token, or an awaitable of it. AuthenticationError if the login has
