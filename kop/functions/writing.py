@@ -47,18 +47,21 @@ class Outputs:
         return self._identity.transactional_id is not None
 
     def use(self, identity: Identity) -> None:
-        """Write as another producer from here on."""
+        """Write as another producer from here on, whose sequences begin at 0. Outputs that were added and not taken are
+        written by it, too.
+        """
         self._identity = identity
         self._sequences.clear()
         self._added.clear()
 
     def discard(self) -> None:
-        """Forget the outputs that were added and not written."""
+        """Forget the outputs that were added and not taken."""
         self._waiting = {}
 
     def count(self, topic: str) -> int:
-        """Return how many partitions a topic has. A copy of the process that a function has forked ends here: it would
-        ask over the connection of the other one, and take its answer.
+        """Return how many partitions a topic has; the server is asked once until the next `take`. A copy of the process
+        that a function has forked ends here, with exit code 0: it would ask over the connection of the other one, and
+        take its answer.
         """
         if os.getpid() != self._process:
             os._exit(0)
@@ -71,12 +74,16 @@ class Outputs:
         return len(self._client.leaders(topic))
 
     def add(self, topic: str, source: int, record: NewRecord) -> None:
-        """Add a record for a topic; `source` is the number of the partition that its input came from."""
+        """Add a record for a topic. Its key chooses the partition; without one that is `source`, the number of the
+        partition that its input came from, modulo how many the topic has.
+        """
         count, key = self.count(topic), record[0]
         self._records((topic, partition_of(key, count) if key is not None else source % count)).add(record)
 
     def add_results(self, topic: str, source: TopicPartition, values: Sequence[bytes], offsets: Sequence[int]) -> None:
-        """Add results of messages of the partition `source`; `offsets` are those of the messages, ascending."""
+        """Add results of messages of the partition `source`, each a record without key with headers that name its
+        message. `offsets` are those of the messages, ascending.
+        """
         if values:
             place = topic, source[1] % self.count(topic)
             self._records(place).extend(values, origins.header_runs(*source, offsets))
@@ -100,9 +107,9 @@ class Outputs:
         return last
 
     def write(self, group: str | None = None) -> bool:
-        """Write the outputs that were added; returns when they are durable, False if there were none.
+        """Write the outputs that were added, and return True once they are durable; False if there were none.
 
-        `group`: its offsets will be committed in the same transaction.
+        With `group`, that group's offsets will be committed in the same transaction, which it is added to here.
         """
         batches = self.take()
         if batches:
@@ -110,7 +117,9 @@ class Outputs:
         return bool(batches)
 
     def take(self) -> Mapping[TopicPartition, Sequence[bytearray]]:
-        """Return the outputs that were added, as batches of the producer; `send` writes them."""
+        """Take the outputs that were added, and return them as record batches with the next sequences of the producer,
+        which `send` has to write. Later outputs are not part of them.
+        """
         taken, self._waiting = self._waiting, {}
         self._counts.clear()
         now = clock.wall_ms()
