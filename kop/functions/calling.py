@@ -61,8 +61,8 @@ class Calls(CallBase):
     # -- for the loop of the instance
 
     def waiting(self) -> Collection[TopicPartition]:
-        """Return the partitions of which no further message is to be taken now: their order counts and a message of
-        them is to be tried again, or 1000 messages were taken behind one that is not done.
+        """Return the partitions of which no further message is to be taken now: those that keep their order and have a
+        failed message to be tried again, and those of which 1000 messages were taken behind one that is not done.
         """
         return {partition for partition in {partition for partition, _ in self._open} if self._waits(partition)}
 

@@ -87,7 +87,7 @@ class _Draft:
     # -- from text
 
     def take_text(self, text: str) -> None:
-        """Read YAML or JSON."""
+        """Read the fields from YAML or JSON, with the line of each; mistakes are noted."""
         is_json = text.lstrip().startswith("{")
         try:
             # The parser of YAML takes no tabs between the parts of a JSON text, which stand nowhere else in it.
@@ -167,7 +167,9 @@ class _Draft:
     # -- checks
 
     def checked(self) -> FunctionConfig:
-        """Return the fields that are right by themselves."""
+        """Return the fields that are right by themselves, and note the others as mistakes, and those without effect as
+        notes.
+        """
         for path, value in list(leaves(self.values, ())):
             if value is not None and value is not False and value != "" and path[-1] in REFUSED and is_field(path):
                 self._places.wrong(path, f"is refused: {REFUSED[str(path[-1])]}")

@@ -191,8 +191,9 @@ _OF_TIME: Final = ("windowLengthDurationMs", "slidingIntervalDurationMs")
 def updated(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a FunctionConfig with the fields that an update gives: None takes a field away, all else replaces it.
 
-    Of what `_BY_FIELD` names only the fields within are replaced. Windows by count have none of the fields of windows
-    by time, and the other way round.
+    Of `resources`, `windowConfig`, `inputSpecs`, `customSerdeInputs`, `customSchemaInputs` and `customSchemaOutputs`
+    only the fields within are replaced. A new length of windows by count takes the fields of windows by time away, and
+    the other way round.
     """
     merged = {**config, **given}
     for name in _BY_FIELD & given.keys():
@@ -297,7 +298,9 @@ class WorkerInfo:
 
 
 def out_of_reach(me: WorkerInfo, workers: Iterable[WorkerInfo]) -> str | None:
-    """Return why others cannot ask a worker at the address that it announces; None if nothing speaks against it."""
+    """Return why others cannot ask a worker at the address that it announces: it is this machine's alone, or another
+    worker's, too. None if nothing speaks against it.
+    """
     workers = tuple(workers)
     here = {worker.machine for worker in workers if worker.worker_id == me.worker_id}
     for other in workers:
