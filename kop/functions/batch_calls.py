@@ -56,7 +56,7 @@ class BatchCalls(CallBase):
         return len(batch)
 
     def retry(self) -> bool:
-        """Call the function again with the batches that are due; returns True if there were any."""
+        """Call the function again with the batches whose next attempt is due; returns True if any was due."""
         due = self._acks.due(clock.monotonic())
         for partition, _ in due:
             if self._stopping():

@@ -85,8 +85,7 @@ class CallBase:
         """End the threads or loops on which functions were called, if there are any."""
 
     def positions(self) -> Mapping[TopicPartition, int]:
-        """Return, by partition, the offset before which all is done, of partitions that had messages. For any thread.
-        """
+        """Return, by partition, the offset before which all is done, of partitions that had messages. For any thread."""
         return self._acks.positions()
 
     def reached(self) -> Mapping[TopicPartition, int]:
@@ -96,8 +95,7 @@ class CallBase:
         return self._acks.reached()
 
     def next_due(self) -> float | None:
-        """Return the time, in seconds of the monotonic clock, at which a message is to be tried again; None if none is.
-        """
+        """Return the time, in seconds of the monotonic clock, at which a message is to be tried again; None if none is."""
         return self._acks.next_due()
 
     def committable(self) -> dict[TopicPartition, int]:

@@ -99,7 +99,9 @@ class Calls(CallBase):
         return number
 
     def _take_many(self, partition: TopicPartition, records: Sequence[InputRecord], deadline: float) -> int:
-        """Call the function with messages as `_take_singly` does, but many at once: none of them waits for another."""
+        """Call the function with messages, none of which waits for another, until the deadline, a stop, or until one
+        waits for another attempt; returns how many were taken.
+        """
         if self._open:
             records = records[: max(1, AHEAD_RECORDS - self._acks.ahead(partition))]
         rest = iter(records)
@@ -199,7 +201,9 @@ class Calls(CallBase):
         self._calling[PARTITION] = self._partitions[partition]
 
     def retry(self) -> bool:
-        """Call the function again with the messages that are due; returns True if there were any."""
+        """Call the function again with the messages whose next attempt is due, and with those that have waited for
+        them; returns True if any was due.
+        """
         due = self._acks.due(clock.monotonic())
         for partition, offset in due:
             if self._stopping():
@@ -352,8 +356,8 @@ class Calls(CallBase):
     # -- asynchronous functions
 
     def _take_together(self, partition: TopicPartition, records: Sequence[InputRecord]) -> int:
-        """Call the function with as many messages at once as it may have under way, and handle their results in the
-        order of the messages; returns how many there were.
+        """Call the function with as many messages at once as `maxPendingAsyncRequests` allows, and handle their results
+        in the order of the messages; returns how many there were.
         """
         assert self._loop is not None
         some = records[: self._spec.max_pending_async_requests]

@@ -37,7 +37,7 @@ class WrittenState(Protocol):
         """True once there is state."""
 
     def serve(self) -> None:
-        """Answer what other threads have asked."""
+        """Answer what other threads have asked of the state."""
 
     def flush(self, outputs: Outputs) -> None:
         """Add the entries that have changed to the outputs, and count them as written."""
@@ -67,7 +67,7 @@ class BatchEnd:
     """The end of a batch. `positions` of the classes below are the offsets that are committed."""
 
     def begin(self, taken: Collection[Taken]) -> None:
-        """Note the records that the function is going to be called with."""
+        """Do what has to be done before the function is called with these records; nothing here."""
 
     def write(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Write the outputs, and return once they are durable, as they are for `offsets`: these may be committed from
@@ -293,7 +293,7 @@ class WithState(BatchEnd):
         self._switch: Callable[[Offsets], BatchEnd] | None = switch
 
     def begin(self, taken: Collection[Taken]) -> None:
-        """Note the records that the function is going to be called with."""
+        """Do what has to be done before the function is called with these records."""
         self._end.begin(taken)
 
     def write(self, offsets: Mapping[TopicPartition, int]) -> None:

@@ -43,8 +43,8 @@ def read(text: str, name: str, topic_names: TopicNames = HOME) -> tuple[Function
 def from_flags(
     flags: Mapping[str, Any], file: tuple[str, str] | None = None, topic_names: TopicNames = HOME
 ) -> tuple[FunctionSpec, list[str]]:
-    """Return the function of flags (names of FLAGS; texts, or values of their type), which replace what a file says,
-    and notes for its author. SpecError with all mistakes, if there are any.
+    """Return the function of flags (Pulsar's, by their names without dashes; texts, or values of their type), which
+    replace what a file says, and notes for its author. SpecError with all mistakes, if there are any.
 
     `file` is the text and the name of the file; `topic_names` turns names of topics into those of the server.
     """
@@ -143,7 +143,7 @@ class _Draft:
     # -- from flags
 
     def take_flags(self, flags: Mapping[str, Any]) -> None:
-        """Put the values of flags over those of the text."""
+        """Put the values of flags over those of the text; one that is no JSON, but has to be, is noted as a mistake."""
         for name, given in flags.items():
             if given is None or given == ():
                 continue

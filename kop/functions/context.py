@@ -257,7 +257,7 @@ class FunctionContext:
         return self._secrets.get(secret_name)
 
     def record_metric(self, metric_name: str, metric_value: float) -> None:
-        """Observe a value of a metric of the function's own."""
+        """Count a value of a metric of the function's own; the metric's count and sum are told with the statistics."""
         self._record_metric(metric_name, metric_value)
 
     def get_input_topics(self) -> list[str]:

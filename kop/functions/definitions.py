@@ -96,7 +96,9 @@ class Definition(_RecordJson):
         return spec_of(self.config, self.topic_names)
 
     def runs(self, instance: int) -> int:
-        """Return the revision that an instance runs; if it grows, the instance is started anew."""
+        """Return the revision that an instance runs: the later one of the last change of the function and of the
+        instance's last restart. If it grows, the instance is started anew.
+        """
         return max(self.version, self.restarts.get(instance, NOT_YET))
 
 

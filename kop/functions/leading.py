@@ -500,8 +500,8 @@ def _changes(before: Assignments, then: Assignments) -> Iterator[Record]:
 def produce(
     client: WriteClient, producer: Identity, records: Sequence[Record], sequences: dict[TopicPartition, int]
 ) -> None:
-    """Write records in their order, topic by topic. `sequences` are the producer's next sequence numbers, which are
-    moved on.
+    """Write records in their order, topic by topic, to partition 0 of each; returns once they are durable. `sequences`
+    are the producer's next sequence numbers, which are moved on.
     """
     by_topic: dict[str, list[NewRecord]] = {}
     for topic, key, value in records:

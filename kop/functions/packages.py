@@ -108,7 +108,7 @@ class Assembler:
             parts.add(int(number))
 
     def keys(self, digest: str) -> list[bytes]:
-        """Return the keys of the records of a package that are there."""
+        """Return the keys of the records of a package that have come and were not removed."""
         return [f"{digest}/{number}".encode() for number in sorted(self._parts.get(digest, ()))]
 
     def digests(self) -> set[str]:
@@ -170,7 +170,9 @@ def unpack(package: Package, folder: str | Path, allow_index: bool = False) -> C
 
 
 def _fill(package: Package, kind: str, place: Path, allow_index: bool) -> None:
-    """Put the modules of a package into `src`, what they depend on into `deps`; a file of Python as it is."""
+    """Put the modules of a package into the folder `src` of `place`, what they depend on into `deps`; a file of Python
+    as it is. `kind` is the ending of its name. PackageError as of `unpack`.
+    """
     if kind == ".py":
         (place / package.name).write_bytes(package.data)
         return
@@ -190,8 +192,8 @@ def _fill(package: Package, kind: str, place: Path, allow_index: bool) -> None:
 
 
 def _extract(archive: Path, target: Path | None) -> None:
-    """Unpack a zip file into `target`, or only check it if `target` is None. PackageError if it would write outside of
-    the folder or fill the disk.
+    """Unpack a zip file into `target`, or only check it if `target` is None. PackageError if it is damaged, would write
+    outside of the folder, or has more than 1 GiB.
     """
     try:
         with zipfile.ZipFile(archive) as given:

@@ -288,7 +288,9 @@ class Processes:
             os.read(self._woken, _CHUNK)
 
     def _advance(self, now: float) -> float | None:
-        """Start and end the processes that are due; returns the time of the next such step, None if there is none."""
+        """Start and end the processes that are due at the time `now` of the monotonic clock; returns the time of the
+        next such step, None if there is none.
+        """
         due: list[float] = []
         for name, slot in list(self._slots.items()):
             if slot.child is None:
@@ -360,7 +362,9 @@ class Processes:
     # -- what processes write and tell
 
     def _read_output(self, child: _Child) -> bool:
-        """Read the output of a process; returns False if there is no more of it now."""
+        """Read the output of a process into the last lines that are kept of it; returns False if there is no more of it
+        now.
+        """
         try:
             data = b"" if child.output.closed else os.read(child.output.fileno(), _CHUNK)
         except BlockingIOError:
@@ -373,7 +377,9 @@ class Processes:
         return bool(data)
 
     def _read_control(self, child: _Child) -> bool:
-        """Read the messages of a process; returns False if there are no more of them now."""
+        """Read and take the messages of a process: answers, its begin, its end; returns False if there are no more of
+        them now.
+        """
         try:
             data = b"" if child.control.fileno() < 0 else child.control.recv(_CHUNK, socket.MSG_DONTWAIT)
         except BlockingIOError:

@@ -273,7 +273,7 @@ class ReadAhead:
 
     @staticmethod
     def _first(client: ReadClient, partition: TopicPartition, position: int) -> int:
-        """Return the offset to go on from in a partition whose position is out of its range, and log that."""
+        """Return the first offset of a partition, to go on from since `position` is out of its range, and log that."""
         first = client.list_offsets({partition: EARLIEST}, READ_COMMITTED)[partition]
         what = "was deleted before it was read" if first > position else "is behind the end of the log"
         log.warning(

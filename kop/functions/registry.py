@@ -219,12 +219,13 @@ class Registry:
             produce(self._writer, self._writer.init_producer(None, -1), records, {})
 
     def send(self, request: Request) -> None:
-        """Write a request to its topic; the callback `answered` gets its answer."""
+        """Write a request to its topic, and return once it is durable; the callback `answered` of this object gets the
+        answer later.
+        """
         self.write([(REQUESTS, request.fqfn.encode(), to_log(request))])
 
     def upload(self, package: Package, path: str | None = None) -> None:
-        """Write a package to its topic; returns once it is durable. With `path`, it is an uploaded file of that path.
-        """
+        """Write a package to its topic; returns once it is durable. With `path`, it is an uploaded file of that path."""
         named = [] if path is None else [(PACKAGES, f"{UPLOAD}{path}".encode(), package.digest.encode())]
         self.write([(PACKAGES, key, value) for key, value in chunks(package)] + named)
 

@@ -80,7 +80,7 @@ class FunctionPaths:
 
     def _one(self, request: web.Request) -> tuple[str, int | None]:
         """Return the function, and the number of the instance or None, that a request's path names. RestError if there
-        is none.
+        is no such function or instance.
         """
         fqfn, instance = fqfn_of(request), instance_of(request)
         definition = self._needed(fqfn)
@@ -149,8 +149,7 @@ class FunctionPaths:
         return response
 
     async def delete(self, request: web.Request) -> web.Response:
-        """Delete a function. Answers 204; RestError if there is none, or if it has another revision than If-Match says.
-        """
+        """Delete a function. Answers 204; RestError if there is none, or if it has another revision than If-Match says."""
         fqfn = fqfn_of(request)
         expects = self._expects(request, fqfn)
         return answered(await self._service.requests.request("delete", fqfn, expects=expects, by=author_of(request)))
@@ -180,7 +179,7 @@ class FunctionPaths:
         return web.json_response({**names, **definition.config}, headers=etag(definition.revision))
 
     async def names(self, request: web.Request) -> web.Response:
-        """Return the names of the functions of a namespace."""
+        """Return the names of the functions of a namespace, in order."""
         return web.json_response(
             sorted(self._service.names(request.match_info["tenant"], request.match_info["namespace"]))
         )
@@ -198,7 +197,9 @@ class FunctionPaths:
         return web.json_response(history)
 
     async def _statuses(self, request: web.Request) -> tuple[dict[int, Json], dict[int, Json]]:
-        """Return the InstanceStatus of each instance that told its own, and Pulsar's status of all that are wanted."""
+        """Return, by number, the InstanceStatus of the instances that told theirs, and Pulsar's status of all that are
+        wanted, which says why one does not run. RestError if there is no such function or instance.
+        """
         fqfn, instance = self._one(request)
         told = dict(await self._service.questions.status(fqfn, instance))
         assignments = self._service.assignments()
@@ -223,13 +224,17 @@ class FunctionPaths:
         return told, statuses
 
     async def status(self, request: web.Request) -> web.Response:
-        """Return the status of all instances, or of one."""
+        """Return the status of a function with all its instances, or of the instance that the path names. RestError if
+        there is none.
+        """
         _, statuses = await self._statuses(request)
         instance = instance_of(request)
         return web.json_response(shapes.function_status(statuses) if instance is None else statuses[instance])
 
     async def stats(self, request: web.Request) -> web.Response:
-        """Return the statistics of all instances, or of one."""
+        """Return the statistics of a function with all its instances, or of the instance that the path names. RestError
+        if there is none.
+        """
         told, statuses = await self._statuses(request)
         stats = {number: told.get(number, {}).get("stats") for number in statuses}
         instance = instance_of(request)

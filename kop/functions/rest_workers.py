@@ -26,7 +26,7 @@ class WorkerPaths:
         self._service = service
 
     async def cluster(self, _request: web.Request) -> web.Response:
-        """Return the workers; `drained` is beside Pulsar's fields."""
+        """Return the workers that live; each has `drained` beside Pulsar's fields."""
         drained = self._service.drained()
         return web.json_response(
             [{**_worker(worker), "drained": worker.worker_id in drained} for worker in self._service.workers()]
@@ -44,7 +44,7 @@ class WorkerPaths:
         return web.json_response(self._service.leader() is not None and self._service.not_ready() is None)
 
     async def assignments(self, _request: web.Request) -> web.Response:
-        """Return the instances of each worker."""
+        """Return the instances of each worker that has some, as TENANT/NAMESPACE/NAME:NUMBER."""
         workers: dict[str, list[str]] = {}
         for (fqfn, number), assignment in sorted(self._service.assignments().items()):
             workers.setdefault(assignment.worker, []).append(f"{fqfn}:{number}")

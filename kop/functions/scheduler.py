@@ -102,7 +102,7 @@ def deal(
 
 
 def mistake(assignments: Assignments, wishes: Mapping[str, Wish], workers: Collection[str]) -> str | None:
-    """Return what is wrong with the assignments that a scheduler made; None if they are right."""
+    """Return what is wrong with the assignments that a scheduler made, the first mistake; None if they are right."""
     dealt: dict[tuple[str, TopicPartition], int] = {}
     for (fqfn, number), assignment in assignments.items():
         wish = wishes.get(fqfn)

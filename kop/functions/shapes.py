@@ -56,10 +56,11 @@ def config_with_package(config: Json, package_name: str) -> Json:
 
 
 def instance_status(status: Mapping[str, Any] | None, worker_id: str | None) -> Json:
-    """Return the status of an instance; `status` is an InstanceStatus, None if no worker has told of it.
+    """Return the status of an instance in Pulsar's shape; `status` is an InstanceStatus, None if no worker has told of
+    it.
 
     Beside Pulsar's fields it has `at`, the record that is called or was at the end, `since`, `nextStart`, `stderr`,
-    `lag` and `loop`, which is filled in by who knows the other functions.
+    `lag`, and `loop`, which is None until the caller, who knows the other functions, fills it in.
     """
     if status is None:
         waits = "no worker has it" if worker_id is None else f"the worker {worker_id} does not tell of it"
@@ -96,7 +97,7 @@ def _average(total: float, count: int) -> float | None:
 
 
 def function_status(instances: Mapping[int, Json]) -> Json:
-    """Return the status of a function from those of its instances."""
+    """Return the status of a function in Pulsar's shape, from those of its instances by number."""
     return {
         "numInstances": len(instances),
         "numRunning": sum(status["running"] for status in instances.values()),

@@ -24,7 +24,7 @@ class Function:
 
     @abstractmethod
     def process(self, input: Any, context: Any) -> Any:
-        """Process a message."""
+        """Process a message, and return the result, None for no output; functions of users have it."""
 
 
 class Result(Enum):

@@ -90,7 +90,7 @@ class Stats:
     # -- for the threads of the instance
 
     def took(self, count: int) -> None:
-        """Count messages that the function is called with for the first time."""
+        """Count messages as received: the function is called with them for the first time."""
         self._turn()
         self.received += count
 
@@ -129,8 +129,7 @@ class Stats:
         self._metrics[name] = (known[0] + 1, known[1] + value)
 
     def _turn(self) -> None:
-        """Keep the counts of the minute that is over, and begin another one, if it is another minute of the wall clock.
-        """
+        """Keep the counts of the minute that is over, and begin another one, if it is another minute of the wall clock."""
         minute = int(clock.wall() // 60)
         if minute != self._minute:
             self._last_minute, self._at_minute = self._minute_before(minute), self._all()

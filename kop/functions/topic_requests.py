@@ -206,15 +206,16 @@ class TopicRequests:
         return LeaderAnswer(request=request.id, status=NOBODY, reason=reason)
 
     def _lead(self) -> None:
-        """Become the leader, since a request needs one and nobody leads."""
+        """Begin to follow the topics as one that may lead, since a request needs a leader and nobody is there to be
+        one.
+        """
         self._folder = tempfile.TemporaryDirectory(prefix="kop-packages-")
         self._registry = new_registry(self._settings, self._folder.name, self._topic_names, self._patience)
         self._registry.start()
 
 
 def is_same(wanted: WantedMesh, there: MeshDefinition, functions: Mapping[str, Definition]) -> bool:
-    """Return True if the mesh `there` and its functions, by their definitions in `functions`, are as they are wanted.
-    """
+    """Return True if the mesh `there` and its functions, by their definitions in `functions`, are as they are wanted."""
     if (wanted.text, tuple(wanted.functions), wanted.others) != (there.text, there.functions, there.others):
         return False
     made = {fqfn: functions.get(fqfn) for fqfn in wanted.functions}

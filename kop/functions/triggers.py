@@ -101,7 +101,8 @@ class Triggers:
         return number
 
     def wait(self, number: bytes, seconds: float) -> TriggerAnswer | None:
-        """Wait for the answer about a message, by its id, and return it; None if none has come in time.
+        """Wait up to so many seconds for the answer about a message, by its id of `expect`, and return the answer; None
+        if none has come.
 
         An answer that comes later is dropped.
         """

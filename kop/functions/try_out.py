@@ -67,7 +67,9 @@ class TryOut:
 
     @property
     def state(self) -> dict[str, Value]:
-        """The state that the calls have left; with more than one partition, each key has the partition in front."""
+        """The entries of the state that the calls have left, by key; with more than one partition, a key is
+        PARTITION/KEY.
+        """
         partitions = self._state.partitions
         return {
             key if len(partitions) == 1 else f"{number}/{key}": value

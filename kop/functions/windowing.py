@@ -133,7 +133,9 @@ class WindowCalls(Calls):
         return unit
 
     def _unit_of(self, partition: TopicPartition, offset: int) -> _Unit:
-        """Return the windows of a partition; a partition that came later gets them as it is read from `offset` on."""
+        """Return the windows of a partition. One that came later shares those of its state, if there are any; else it
+        gets new ones, which begin at `offset`.
+        """
         unit = self._units.get(partition)
         if unit is None:
             state = self._state.of(partition)

@@ -66,8 +66,7 @@ class CountWindows:
         self._dropped: list[Element] = []
 
     def add(self, element: Element) -> Fate:
-        """Add a message, which is always kept. The oldest one beyond the length of a window is dropped, see `dropped`.
-        """
+        """Add a message, which is always kept. The oldest one beyond the length of a window is dropped, see `dropped`."""
         self._kept.append(element)
         self.new += 1
         while len(self._kept) > self._length:
@@ -98,7 +97,7 @@ class CountWindows:
         return self.dropped()
 
     def dropped(self) -> list[Element]:
-        """Return the messages that no window needs any more; each is returned once."""
+        """Return the messages that no window needs any more and that were not returned yet."""
         dropped, self._dropped = self._dropped, []
         return dropped
 
@@ -268,7 +267,7 @@ class Windows:
         return offset < self._taken.get(partition, 0)
 
     def leave_out(self, partition: TopicPartition, offset: int) -> None:
-        """Note that a message has been given up: it is in no window."""
+        """Note that a message has been given up before it came into a window: it is in none."""
         self._changed = True
         self.passed(partition, offset + 1)
 
@@ -320,7 +319,9 @@ class Windows:
 
     @property
     def is_full(self) -> bool:
-        """True if a window by count is due because of the last message, before the next one is added."""
+        """True if a window by count is due because of the last message, and has to be processed before the next one is
+        added.
+        """
         counts = self._counts
         return counts is not None and not self._of_events and counts.is_full
 
@@ -498,7 +499,7 @@ class _Mark:
     @classmethod
     def read(cls, data: bytes | None, shape: Sequence[Any]) -> _Mark:
         """Return the mark of an earlier instance; an empty one if there was none, or if its windows had another shape.
-        ValueError, KeyError, TypeError or IndexError if `data` is no mark.
+        ValueError, KeyError, TypeError or IndexError if `data` is no mark, or of another version.
         """
         told = None if data is None else json.loads(data)
         if told is not None and told["version"] != cls.VERSION:

@@ -65,8 +65,8 @@ class Worker:
     # -- its life
 
     async def start(self) -> None:
-        """Listen, join the other workers, and run the assigned instances. ClientError if the worker cannot start, with
-        the reason.
+        """Listen, join the other workers, and begin to run the assigned instances. ClientError if the worker cannot
+        start, with the reason.
         """
         options, loop = self._options, asyncio.get_running_loop()
 
@@ -149,7 +149,9 @@ class Worker:
         instances.run(assignments, registry.metadata.definitions)
 
     def _out_of_place(self, registry: Registry) -> str | None:
-        """Return why this worker cannot be one of the group, such as an id that another one has; None if it can."""
+        """Return why this worker cannot be one of the group: another one has its id, or others cannot reach it; None if
+        it can.
+        """
         twin = registry.twin()
         if twin is not None:
             return f"give this worker another id, by --worker-id: the one at {twin} is {self.worker_id}, too"
@@ -237,7 +239,7 @@ class Worker:
         return [d.fqfn.removeprefix(start) for d in self.functions() if d.fqfn.startswith(start)]
 
     def assignments(self) -> Mapping[InstanceName, Assignment]:
-        """Return which worker has which instance."""
+        """Return the worker and the partitions of each instance that has some."""
         return {} if self._parts is None else dict(self._parts.metadata.assignments)
 
     def workers(self) -> Sequence[WorkerInfo]:
@@ -245,7 +247,7 @@ class Worker:
         return () if self._parts is None else self._parts.registry.workers()
 
     def drained(self) -> Set[str]:
-        """Return the workers that are given no instances."""
+        """Return the ids of the workers that are given no instances."""
         return frozenset() if self._parts is None else frozenset(self._parts.metadata.drained)
 
     def leader(self) -> WorkerInfo | None:
@@ -270,8 +272,7 @@ class Worker:
         return None
 
     async def package(self, fqfn: str) -> Package | None:
-        """Return the package of a function; None if there is no such function, or its package is not there as a whole.
-        """
+        """Return the package of a function; None if there is no such function, or its package is not there as a whole."""
         there = self.definition(fqfn)
         if there is None:
             return None

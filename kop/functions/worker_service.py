@@ -34,11 +34,11 @@ class Requests(Protocol):
         """
 
     async def rebalance(self) -> LeaderAnswer:
-        """Ask the leader to deal all instances to the workers anew."""
+        """Ask the leader to deal all instances to the workers anew, and return its answer."""
 
     async def drain(self, worker_id: str, *, drained: bool = True) -> LeaderAnswer:
-        """Ask the leader to give the instances of a worker to others; with `drained` False to let it have some
-        again.
+        """Ask the leader to give the instances of a worker to others; with `drained` False to let it have some again.
+        Returns its answer.
         """
 
 
@@ -46,8 +46,7 @@ class Questions(Protocol):
     """The questions to instances, wherever they run."""
 
     async def status(self, fqfn: str, instance: int | None) -> Mapping[int, Json]:
-        """Return the InstanceStatus, as JSON, of all assigned instances, by number, or of one only, wherever they run.
-        """
+        """Return the InstanceStatus, as JSON, of all assigned instances, by number, or of one only, wherever they run."""
 
     async def ask(self, fqfn: str, instance: int | None, question: Json) -> Json:
         """Ask an instance, and return its answer, or a field `error` with a `status`. Without a number it is the
@@ -104,10 +103,10 @@ class Service(Protocol):
         """Return who leads, a worker or the driver of a mesh; None if nobody does."""
 
     def assignments(self) -> Mapping[InstanceName, Assignment]:
-        """Return which worker has which instance."""
+        """Return the worker and the partitions of each instance that has some."""
 
     def drained(self) -> Set[str]:
-        """Return the workers that are given no instances."""
+        """Return the ids of the workers that are given no instances."""
 
     def not_ready(self) -> str | None:
         """Return why the worker cannot do its work at the moment; None if it can."""

@@ -43,7 +43,7 @@ class Outputs:
 
     @property
     def is_transactional(self) -> bool:
-        """True if what is written counts once its transaction is committed."""
+        """True if what is written does not count until its transaction is committed."""
         return self._identity.transactional_id is not None
 
     def use(self, identity: Identity) -> None:
@@ -93,8 +93,8 @@ class Outputs:
         self._records(place).add(record)
 
     def add_batch(self, place: TopicPartition, source: int, batch: pa.RecordBatch) -> None:
-        """Add a batch of rows for the topic and partition `place`; `source` is the partition that their input came
-        from.
+        """Add a batch of rows for the topic and partition `place`; `source` is the number of the partition that their
+        input came from, which counts for subclasses alone.
         """
         self._waiting.setdefault(place, []).append(arrow.rows_in(batch))
 
@@ -126,8 +126,8 @@ class Outputs:
         return {place: self._batches(place, pieces, now) for place, pieces in taken.items()}
 
     def send(self, batches: Mapping[TopicPartition, Sequence[bytearray]], group: str | None = None) -> None:
-        """Write the batches of one `take` after the other; returns when they are durable. Further outputs may be added
-        meanwhile, by another thread. `group`: see `write`.
+        """Write the batches of one `take`, in their order; returns when they are durable. Further outputs may be added
+        meanwhile, by another thread. `group`: the one whose offsets will be committed in the same transaction.
         """
         if self._identity.transactional_id is not None and (new := batches.keys() - self._added):
             self._client.add_partitions(self._identity, sorted(new), group)
