@@ -22,7 +22,7 @@ from kop.client.write_client import MemberIdentity
 
 log = logging.getLogger(__name__)
 
-POLL_MS: Final = 500
+POLL_MS: Final = 100
 SETTLE_SECONDS: Final = 30.0
 """The seconds that a group waits for a member to join again, and a member for a group that deals partitions."""
 LOOK_SECONDS: Final = 1.0
@@ -75,6 +75,8 @@ class Membership:
         self._peers: tuple[GroupPeer, ...] = ()
         self._consumer: Any = None
         self._held = False
+        self._looks = threading.Event()
+        """Set if the members of the group are to be looked at now, because this one was told of a change."""
         self._anew = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kop-group-member", daemon=True)
@@ -154,7 +156,8 @@ class Membership:
                     self.failure = None
                 elif clock.monotonic() > settled + SETTLE_SECONDS:
                     raise errors.KafkaTimeoutError(f"the group does not settle within {SETTLE_SECONDS:g} s")
-                if clock.monotonic() >= look:
+                if clock.monotonic() >= look or self._looks.is_set():
+                    self._looks.clear()
                     look = clock.monotonic() + LOOK_SECONDS
                     self._look(admin)
         finally:
@@ -194,6 +197,7 @@ class Membership:
     def note(self, *, held: bool) -> None:
         """Note if this member holds the partition, as its listener was told."""
         self._held = held
+        self._looks.set()
         self._changed()
 
 

@@ -41,9 +41,11 @@ SESSION_SECONDS: Final = 6.0
 """The seconds that nobody leads after a leader was killed: as few as Kafka's default allows."""
 TRANSACTION_TIMEOUT_MS: Final = 10_000
 PATIENCE_SECONDS: Final = 30.0
-WAIT_MS: Final = 1000
+WAIT_MS: Final = 250
 """The milliseconds that a Fetch of the tail waits at most: what comes is known at once, but for what another server
 leads."""
+JOINING_WAIT_MS: Final = 50
+"""The milliseconds that it waits while the group has not dealt who leads: it may be this worker, who then begins."""
 WINDOW: Final = 5 * KNOWN_REQUESTS
 """The number of offsets of the topic of requests, before its end, that are read: a request takes about three."""
 PAUSE_SECONDS: Final = 1.0
@@ -251,7 +253,7 @@ class Registry:
             try:
                 self._open()
                 while not self._over.is_set():
-                    self._step(WAIT_MS)
+                    self._step(WAIT_MS if self._knows_leader else JOINING_WAIT_MS)
                     self._leading.step()
             except Exception as error:
                 reason = str(error) or repr(error)
@@ -266,6 +268,18 @@ class Registry:
                     with suppress(Exception):
                         self._reader.close()
                 self._reader = None
+
+    @property
+    def _knows_leader(self) -> bool:
+        """True if another worker leads, or this one does and knows that it is a member; True, too, if this one cannot
+        join the group at the moment, because no leader is known soon then.
+        """
+        if self._membership.failure is not None:
+            return True
+        leader = next((member.worker_id for member in self.members() if member.is_leader), None)
+        if self._membership.holding() is not None:
+            return self._leading.leads and leader == self._me.worker_id
+        return leader is not None
 
     def _open(self) -> None:
         """Begin to follow the topics, or go on where it was left, and read them to their ends; from then on they are
