@@ -139,7 +139,7 @@ class Acks:
 
     def reached(self) -> dict[TopicPartition, int]:
         """Return, by partition, the offset before which all was taken and no message waits for another attempt, done or
-        not. For any thread.
+        not. A message that `due` has returned does not wait any more. For any thread.
         """
         offsets = {partition: state.next for partition, state in list(self._partitions.items())}
         for partition, offset in list(self._due):

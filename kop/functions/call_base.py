@@ -89,8 +89,9 @@ class CallBase:
         return self._acks.positions()
 
     def reached(self) -> Mapping[TopicPartition, int]:
-        """Return, by partition, the offset before which all was called, done or not, and nothing waits to be called
-        again. For any thread.
+        """Return, by partition, the offset before which all was taken, done or not, and no message waits for the time
+        of its next attempt. Those that are being called again do not wait any more, nor do those that wait for them.
+        For any thread.
         """
         return self._acks.reached()
 

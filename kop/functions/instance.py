@@ -158,8 +158,9 @@ class Instance:
         return self._stopping
 
     def reached(self) -> Offsets:
-        """Return, by partition, the offset before which the function was called with all records, done or not, and none
-        waits to be called again; empty before the instance has begun.
+        """Return, by partition, the offset before which all records were taken, done or not, and none waits for the
+        time of its next attempt; empty before the instance has begun. While a failed record is called again, it and
+        those that wait for it count as reached.
         """
         return self._reached()
 
