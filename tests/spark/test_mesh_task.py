@@ -23,6 +23,7 @@ from kop.client.errors import UnreachableError
 from kop.client.read_client import ReadClient
 from kop.client.write_client import WriteClient
 from kop.functions import stand_in
+from kop.functions.calling import Calls
 from kop.functions.packages import Package
 from kop.functions.reading import Taken
 from kop.functions.spec import FunctionSpec, Guarantee, InputSpec, WindowSpec
@@ -30,7 +31,6 @@ from kop.functions.writing import Outputs
 from kop.spark.mesh import task
 from kop.spark.mesh.component import Step, TaskComponent, Work
 from kop.spark.mesh.edge_rates import EdgeRates, ReadingPart, edge_rate
-from kop.spark.mesh.lane import Lane
 from kop.spark.mesh.link import DriverLink, Hub, NoDriverError
 from kop.spark.mesh.planning import Planner
 from kop.spark.mesh.starts import Starts
@@ -157,15 +157,15 @@ def test_records_go_on_while_those_before_them_are_written(meshes: Meshes, monke
     meshes.broker.create_topic("in31", partitions=1)
     meshes.broker.produce("in31", [str(number) for number in range(9)])
     sends, pieces = Sends(monkeypatch), list[int]()
-    through = Lane._through
+    take = Calls.take
 
-    def seen(lane: Lane, piece: Taken) -> None:
+    def seen(calls: Calls, taken: Taken, deadline: float) -> int:
         pieces.append(sends.count)
-        if not sends.go_on.is_set() and sends.count:
+        if sends.count:
             sends.go_on.set()  # the first records are being written, and these are called
-        through(lane, piece)
+        return take(calls, taken, deadline)
 
-    monkeypatch.setattr(Lane, "_through", seen)
+    monkeypatch.setattr(Calls, "take", seen)
     meshes.drain(meshes.work(meshes.step(A.format("a"), "in31", "out31")))
     assert meshes.values("out31") == [f"{number}a" for number in range(9)]
     assert pieces[0] == 0
