@@ -85,18 +85,20 @@ class CallBase:
         """End the threads or loops on which functions were called, if there are any."""
 
     def positions(self) -> Mapping[TopicPartition, int]:
-        """Return, by partition, the offset before which all is done, of partitions that had messages. For any thread."""
+        """Return the offset before which all is done, for each partition that had messages. For any thread."""
         return self._acks.positions()
 
     def reached(self) -> Mapping[TopicPartition, int]:
         """Return, by partition, the offset before which all was taken, done or not, and no message waits for the time
-        of its next attempt. Those that are being called again do not wait any more, nor do those that wait for them.
-        For any thread.
+        of its next attempt. While a message is called again, it counts as taken, and so do those that wait for it. For
+        any thread.
         """
         return self._acks.reached()
 
     def next_due(self) -> float | None:
-        """Return the time, in seconds of the monotonic clock, at which a message is to be tried again; None if none is."""
+        """Return the time, in seconds of the monotonic clock, of the next attempt of a failed message; None if none
+        waits.
+        """
         return self._acks.next_due()
 
     def committable(self) -> dict[TopicPartition, int]:

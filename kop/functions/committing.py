@@ -70,8 +70,8 @@ class BatchEnd:
         """Do what has to be done before the function is called with these records; nothing here."""
 
     def write(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Write the outputs, and return once they are durable, as they are for `offsets`: these may be committed from
-        then on.
+        """Write the outputs, and return once they are durable. `offsets` are, by partition, those before which all is
+        done then, so that they may be committed.
         """
         raise NotImplementedError
 

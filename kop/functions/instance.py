@@ -172,7 +172,9 @@ class Instance:
         return self._open_state().query(key, partition)
 
     def put_state(self, key: str, value: int | bytes | str, partition: int | None = None) -> None:
-        """Set a counter (an int) or a value of the state; returns once it is committed. StateError as of `query_state`."""
+        """Set a counter (an int) or a value of the state; returns once it is committed. `partition` and errors are as
+        of `query_state`.
+        """
         self._open_state().put(key, value, partition)
 
     def _open_state(self) -> FunctionState:
@@ -253,7 +255,7 @@ class Instance:
             raise self._failure
 
     def _lag(self, calls: Calls | BatchCalls, starts: Offsets) -> dict[TopicPartition, int]:
-        """Return how many offsets of each partition are not done; partitions whose end is not known yet are left out."""
+        """Return how many offsets of each partition are not done, but for partitions whose end is not known yet."""
         assert self._reader is not None
         done = {**starts, **calls.positions()}
         return {

@@ -62,9 +62,9 @@ class LeaderRequests:
         instance: int | None = None,
         by: str,
     ) -> LeaderAnswer:
-        """Send a request to the leader, and return its answer, once what it changed is seen here, too. For create and
-        update, the code is tried, and topics and package are made, first; if something is wrong with them, the answer
-        is made here. Status 503 if nobody has answered within 30 s.
+        """Send a request to the leader, and return its answer, once its changes are seen here, too. For create and
+        update, first the code is tried, and topics and package are made; if something is wrong with them, the answer is
+        made here. Status 503 if nobody has answered within 30 s.
         """
         if expects is not None:  # another worker may have told of it, a moment before it is seen here
             await until(lambda: self._revision(fqfn) >= expects, SEEN_SECONDS)

@@ -167,7 +167,8 @@ class Leading:
 
     def step(self) -> None:
         """Decide the requests that wait, if this worker leads; become the leader if it is its turn, and lead no more if
-        it is not. An error is logged and kept as `failure`, and all is decided anew after a second.
+        it is not. If another worker leads by now, the group is joined again. Any other error is logged and kept as
+        `failure`, and all that is not committed is decided anew after a second.
         """
         holding = self._membership.holding()
         if holding is None or holding == self._outdated:
@@ -443,8 +444,8 @@ class Leading:
         then: Mapping[InstanceName, Assignment],
         cursor: int,
     ) -> None:
-        """Write all that was decided in one transaction, and commit it as the member `holding`. Before that, instances
-        that lose partitions are fenced.
+        """Write all that was decided in one transaction, and commit it as the member `holding`. Instances that lose
+        partitions are fenced just before the commit.
         """
         assert self._writer is not None
         if records:

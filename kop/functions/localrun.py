@@ -102,7 +102,7 @@ class Running:
 
     @property
     def processed(self) -> int:
-        """The number of messages, or of windows, that the function was called with and that are done."""
+        """The number of messages, or of windows, with which a call of the function went well."""
         return 0 if self._instance is None else self._instance.stats.processed
 
     @property

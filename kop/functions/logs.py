@@ -87,8 +87,8 @@ class LogTopic(logging.Handler):
         return self
 
     def start(self) -> None:
-        """Begin to write the texts that `put` is given, if the function has a log topic; what the function's logger
-        gets is not written, unless by a `with` block.
+        """Begin to write the texts that `put` is given, if the function has a log topic. Records of the function's
+        logger come to the topic within a `with` block only, which calls this.
         """
         if self._topic:
             self._thread.start()

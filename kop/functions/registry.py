@@ -227,7 +227,7 @@ class Registry:
         self.write([(REQUESTS, request.fqfn.encode(), to_log(request))])
 
     def upload(self, package: Package, path: str | None = None) -> None:
-        """Write a package to its topic; returns once it is durable. With `path`, it is an uploaded file of that path."""
+        """Write a package to its topic; returns once it is durable. `path` makes it an uploaded file of that path."""
         named = [] if path is None else [(PACKAGES, f"{UPLOAD}{path}".encode(), package.digest.encode())]
         self.write([(PACKAGES, key, value) for key, value in chunks(package)] + named)
 
@@ -240,8 +240,8 @@ class Registry:
             return [topic for topic in filter(None, [*named(spec), spec.output]) if self._writer.make_topic(topic)]
 
     def history(self, fqfn: str, limit: int) -> list[tuple[Request, LeaderAnswer | None]]:
-        """Return the last `limit` requests for a function, the oldest of them first, with their answers, None if there
-        is none yet.
+        """Return the last `limit` requests for a function, the oldest of them first, each with its answer, or None if
+        there is none yet.
         """
         there = self.metadata.definitions.get(fqfn)
         return read_history(self._settings, self._patience, fqfn, None if there is None else there.revision, limit)

@@ -149,7 +149,7 @@ class FunctionPaths:
         return response
 
     async def delete(self, request: web.Request) -> web.Response:
-        """Delete a function. Answers 204; RestError if there is none, or if it has another revision than If-Match says."""
+        """Delete a function. Answers 204; RestError if there is none, or if its revision is not that of If-Match."""
         fqfn = fqfn_of(request)
         expects = self._expects(request, fqfn)
         return answered(await self._service.requests.request("delete", fqfn, expects=expects, by=author_of(request)))

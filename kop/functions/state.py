@@ -142,8 +142,8 @@ class StateChanges:
         self._puts[key] = value
 
     def apply(self) -> None:
-        """Make the changes of the call count: later calls see them, and the next flush writes them. StateError if a
-        counter has become another value meanwhile.
+        """Make the changes of the call count: later calls see them, and the next flush writes them. StateError if
+        another call has made a counter another value meanwhile.
         """
         state = self._state
         values, changed = state.values, state.changed

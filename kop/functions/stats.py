@@ -129,7 +129,9 @@ class Stats:
         self._metrics[name] = (known[0] + 1, known[1] + value)
 
     def _turn(self) -> None:
-        """Keep the counts of the minute that is over, and begin another one, if it is another minute of the wall clock."""
+        """If the wall clock has come to another minute, keep the counts of the one that is over, and begin the next
+        one.
+        """
         minute = int(clock.wall() // 60)
         if minute != self._minute:
             self._last_minute, self._at_minute = self._minute_before(minute), self._all()

@@ -215,7 +215,7 @@ class TopicRequests:
 
 
 def is_same(wanted: WantedMesh, there: MeshDefinition, functions: Mapping[str, Definition]) -> bool:
-    """Return True if the mesh `there` and its functions, by their definitions in `functions`, are as they are wanted."""
+    """Return True if the mesh `there` and its functions, whose definitions are in `functions`, are as wanted."""
     if (wanted.text, tuple(wanted.functions), wanted.others) != (there.text, there.functions, there.others):
         return False
     made = {fqfn: functions.get(fqfn) for fqfn in wanted.functions}

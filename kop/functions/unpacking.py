@@ -43,8 +43,8 @@ class Unpacking:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def want(self, codes: Collection[Code]) -> None:
-        """Unpack these packages in the background, and forget the others; what has failed is tried again 60 s later at
-        the earliest. Waits up to a second until all are done.
+        """Unpack these packages in the background, and forget the others; one that has failed is tried again 60 s later
+        at the earliest. Waits up to a second until all are done.
         """
         self._attempts = {
             code: attempt for code, attempt in self._attempts.items() if code in codes and not _is_over(attempt)
@@ -67,7 +67,7 @@ class Unpacking:
         return outcome.place
 
     def next_try(self) -> float | None:
-        """Return the seconds after which `want` has to be called to try again what has failed; None if nothing has."""
+        """Return the seconds after which `want` has to be called to try failed packages again; None without any."""
         due = [_retry_at(attempt) for attempt in self._attempts.values()]
         times = [at for at in due if at is not None]
         return max(0.0, min(times) - clock.monotonic()) if times else None

@@ -66,7 +66,7 @@ class CountWindows:
         self._dropped: list[Element] = []
 
     def add(self, element: Element) -> Fate:
-        """Add a message, which is always kept. The oldest one beyond the length of a window is dropped, see `dropped`."""
+        """Add a message, which is always KEPT. Older ones beyond the length of a window are left to `dropped`."""
         self._kept.append(element)
         self.new += 1
         while len(self._kept) > self._length:

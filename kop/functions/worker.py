@@ -272,7 +272,7 @@ class Worker:
         return None
 
     async def package(self, fqfn: str) -> Package | None:
-        """Return the package of a function; None if there is no such function, or its package is not there as a whole."""
+        """Return the package of a function; None if there is no such function, or parts of its package are missing."""
         there = self.definition(fqfn)
         if there is None:
             return None

@@ -46,7 +46,7 @@ class Questions(Protocol):
     """The questions to instances, wherever they run."""
 
     async def status(self, fqfn: str, instance: int | None) -> Mapping[int, Json]:
-        """Return the InstanceStatus, as JSON, of all assigned instances, by number, or of one only, wherever they run."""
+        """Return the InstanceStatus, as JSON, of all assigned instances or of one, by number, wherever they run."""
 
     async def ask(self, fqfn: str, instance: int | None, question: Json) -> Json:
         """Ask an instance, and return its answer, or a field `error` with a `status`. Without a number it is the

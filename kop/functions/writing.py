@@ -109,7 +109,7 @@ class Outputs:
     def write(self, group: str | None = None) -> bool:
         """Write the outputs that were added, and return True once they are durable; False if there were none.
 
-        With `group`, that group's offsets will be committed in the same transaction, which it is added to here.
+        `group`: the one whose offsets will be committed in the same transaction, if the producer has one.
         """
         batches = self.take()
         if batches:
