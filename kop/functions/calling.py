@@ -18,7 +18,7 @@ from kop.functions.context import Acked, Effect, InputRecord, Nacked, Publish
 from kop.functions.reading import Taken
 from kop.functions.serdes import Serde
 from kop.functions.spec import FunctionSpec, Guarantee
-from kop.functions.state import StateChanges, StateLostError
+from kop.functions.state import StateChanges, StateError, StateLostError
 from kop.functions.watch import GENERATION, NOT_CALLING, OFFSET, PARTITION
 
 AHEAD_RECORDS: Final = 1_000
@@ -289,8 +289,9 @@ class Calls(CallBase):
 
     def _done(self, partition: TopicPartition, record: InputRecord, given: CallResult) -> bool:
         """Handle a call that went well: apply its effects, add its output, count it, and note that its message is done
-        (with MANUAL only if it is acknowledged). If the function asked for another attempt by `context.nack`, handle it
-        as a failure instead; returns True if the message waits for that attempt.
+        (with MANUAL only if it is acknowledged). If the function asked for another attempt by `context.nack`, or if its
+        changes do not fit the state any more, handle it as a failure instead; returns True if the message waits for
+        another attempt.
         """
         here = partition, record[0]
         if given.effects:
@@ -298,6 +299,12 @@ class Calls(CallBase):
                 isinstance(effect, Nacked) and (effect.partition, effect.offset) == here for effect in given.effects
             ):
                 return self._failed(partition, record, NackedError("the function called context.nack"))
+            try:
+                for effect in given.effects:
+                    if isinstance(effect, StateChanges):
+                        effect.check()
+            except StateError as error:
+                return self._failed(partition, record, error)
             if self._manual:
                 self._open[here] = record
             for effect in given.effects:
