@@ -91,7 +91,6 @@ class Calls(CallBase):
     def _take_singly(self, partition: TopicPartition, records: Sequence[InputRecord], deadline: float) -> int:
         number = 0
         for record in records:
-            self._acks.taken(partition, record[0])
             self._one(partition, record)
             number += 1
             if clock.monotonic() >= deadline or self._stopping() or (self._open and self._waits(partition)):
@@ -226,11 +225,17 @@ class Calls(CallBase):
         return None
 
     def _one(self, partition: TopicPartition, record: InputRecord) -> None:
-        """Call the function with a message, or keep it behind an earlier message that it waits for."""
+        """Take a message: call the function with it, or keep it behind an earlier message that it waits for."""
         if self._blocked and (waiting := self._waiting_before(partition, record)) is not None:
-            waiting.append(record)
+            self._keep(waiting, partition, record)
         else:
+            self._acks.taken(partition, record[0])
             self._call(partition, record)
+
+    def _keep(self, waiting: deque[InputRecord], partition: TopicPartition, record: InputRecord) -> None:
+        self._acks.waits(partition, record[0])
+        self._acks.taken(partition, record[0])
+        waiting.append(record)
 
     def _waiting_before(self, partition: TopicPartition, record: InputRecord) -> deque[InputRecord] | None:
         """Return the queue of messages that wait for an earlier one of the same key or partition, which is to be tried
@@ -316,7 +321,9 @@ class Calls(CallBase):
         if self._triggers:
             self._answer([record], given.output)
         self._stats.called(1, given.seconds)
-        if not self._manual:
+        if self._manual:
+            self._acks.called(partition, record[0])
+        else:
             self._acks.done(partition, record[0])
         return False
 
@@ -337,6 +344,7 @@ class Calls(CallBase):
         for another attempt.
         """
         if isinstance(error, StateLostError):
+            self._acks.waits(partition, record[0])
             self._hold(partition, record)
             return True
         where = f"{partition[0]}-{partition[1]} offset {record[0]}"
@@ -375,10 +383,10 @@ class Calls(CallBase):
             return await asyncio.gather(*(self._awaited(partition, record) for record in some))
 
         for record, outcome in zip(some, self._loop.run_until_complete(together()), strict=True):
-            self._acks.taken(partition, record[0])
             if (waiting := self._waiting_before(partition, record)) is not None:
-                waiting.append(record)  # one before it failed: it is called again behind that one
+                self._keep(waiting, partition, record)  # one before it failed: it is called again behind that one
             else:
+                self._acks.taken(partition, record[0])
                 self._settle(partition, record, outcome)
         return len(some)
 
