@@ -207,7 +207,9 @@ class Calls(CallBase):
         for partition, offset in due:
             if self._stopping():
                 break
-            record = self._open.pop((partition, offset))
+            record = self._open.pop((partition, offset), None)
+            if record is None:  # the attempt before it has acknowledged it
+                continue
             unit = self._unit(partition, record)
             self._begin(partition)
             if not self._call(partition, record) and unit is not None:

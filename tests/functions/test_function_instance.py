@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -304,6 +305,27 @@ def test_manual_commits_what_was_acknowledged(broker: Broker, functions: Functio
     assert broker.committed(GROUP) == {("in", 0): 0}
     broker.produce("in", ["3"])
     wait_until(lambda: broker.committed(GROUP) == {("in", 0): 3})
+
+
+def test_an_attempt_may_acknowledge_another_message_that_is_due(broker: Broker, functions: Functions) -> None:
+    ids: dict[str, Any] = {}
+    tries: list[str] = []
+
+    def exclaim(text: str, context: Any) -> None:
+        ids[text] = context.get_message_id()
+        tries.append(text)
+        if text != "c" and tries.count(text) == 1:
+            raise ValueError(text)
+        if text == "c":
+            time.sleep(0.2)  # both others are due then
+        for each in ("a", "b") if text == "a" else (text,):
+            context.ack(ids[each], "in")
+
+    broker.produce("in", ["a", "b", "c"])
+    function = functions(exclaim, inputs="in", processing_guarantees="MANUAL", subs_position="Earliest")
+    function.wait_until(lambda: broker.committed(GROUP) == {("in", 0): 3})
+    function.stop()
+    assert tries == ["a", "b", "c", "a"]
 
 
 def test_a_message_that_was_refused_is_tried_again(broker: Broker, functions: Functions) -> None:
