@@ -68,9 +68,13 @@ def test_a_package_is_put_together_from_records_in_any_order(tmp_path: Path) -> 
 def test_records_that_are_no_part_of_a_package_are_left_out(tmp_path: Path) -> None:
     package = Package("f.py", b"x")
     assembler = Assembler(tmp_path)
-    for key in (b"../../etc/0", b"name", b"\xff/0", f"{package.digest}/..".encode(), f"{package.digest}/-1".encode()):
-        assembler.add(key, b"\0\0\0\1x")
+    numbers = ("..", "-1", "01", "\N{ARABIC-INDIC DIGIT THREE}", "9" * 5_000)
+    for key in ("../../etc/0", "name", "\udcff/0", *(f"{package.digest}/{number}" for number in numbers)):
+        assembler.add(key.encode(errors="surrogateescape"), b"\0\0\0\1x")
     assert assembler.digests() == set()
+    for value in (b"", b"\0\0\1", None):
+        assembler.add(f"{package.digest}/0".encode(), value)
+        assert assembler.digests() == set()
     assembler.add(f"{package.digest}/0".encode(), b"\0\0\0\1other")
     assert assembler.package(package.digest, "f.py") is None
 
