@@ -31,6 +31,8 @@ from typing import Final
 from kop.functions.function import CodePlace
 
 CHUNK_BYTES: Final = 512 * 1024
+PACKAGE_BYTES: Final = 128 << 20
+"""The most bytes of a package."""
 UNPACKED_BYTES: Final = 1 << 30
 """The most bytes of all files of a package together."""
 INSTALL_SECONDS: Final = 300.0
@@ -58,9 +60,14 @@ class Package:
 
 
 def read_package(path: str | Path) -> Package:
-    """Return the package of a file. PackageError if the file cannot be read."""
+    """Return the package of a file. PackageError if the file cannot be read, or is too large."""
     path = Path(path)
     try:
+        if path.stat().st_size > PACKAGE_BYTES:
+            raise PackageError(
+                f"{path} has more than {PACKAGE_BYTES >> 20} MiB: install what it depends on where functions run, and "
+                "let large data come from elsewhere"
+            )
         return Package(path.name, path.read_bytes())
     except OSError as error:
         raise PackageError(f"{path} cannot be read: {error.strerror}") from None

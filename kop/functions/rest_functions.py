@@ -16,7 +16,7 @@ from aiohttp import web
 from kop.functions import shapes
 from kop.functions.definitions import Definition
 from kop.functions.loops import Loop, loop_of
-from kop.functions.packages import Package
+from kop.functions.packages import PACKAGE_BYTES, Package
 from kop.functions.rest_requests import (
     CONFIG_BYTES,
     RestError,
@@ -36,8 +36,6 @@ NOTE: Final = "Kop-Note"
 V3: Final = "/admin/v3/functions"
 FUNCTION: Final = "/{tenant}/{namespace}/{name}"
 INSTANCE: Final = FUNCTION + r"/{instance:\d{1,9}}"
-PACKAGE_BYTES: Final = 128 << 20
-"""The most bytes of a package."""
 VALUE_BYTES: Final = 1 << 20
 """The most bytes of the message of a trigger, and of a value of the state."""
 TRIGGER_SECONDS: Final = 60.0

@@ -16,7 +16,16 @@ from kop.functions.code_check import check
 from kop.functions.config_reading import from_flags
 from kop.functions.function import CodePlace, load_place
 from kop.functions.localrun import load_here
-from kop.functions.packages import CHUNK_BYTES, Assembler, Package, PackageError, chunks, read_package, unpack
+from kop.functions.packages import (
+    CHUNK_BYTES,
+    PACKAGE_BYTES,
+    Assembler,
+    Package,
+    PackageError,
+    chunks,
+    read_package,
+    unpack,
+)
 from kop.functions.spec import WindowSpec
 
 SHOUT = "def process(text: str) -> str:\n    return text.upper()\n"
@@ -166,6 +175,16 @@ def test_a_zip_file_that_would_fill_the_disk_is_refused(tmp_path: Path, monkeypa
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(PackageError, match="cannot be read: No such file"):
         read_package(tmp_path / "f.py")
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open(tmp_path / "f.zip", "wb") as file:
+        file.truncate(PACKAGE_BYTES)
+        assert len(read_package(file.name).data) == PACKAGE_BYTES
+        file.truncate(PACKAGE_BYTES + 1)
+    monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("it was read"))
+    with pytest.raises(PackageError, match=r"f\.zip has more than 128 MiB: install"):
+        read_package(tmp_path / "f.zip")
 
 
 def test_localrun_takes_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
