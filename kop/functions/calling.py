@@ -155,7 +155,8 @@ class Calls(CallBase):
                     result = call(deserialize(record[3]), context)
                 if effects:
                     if len(effects) > 1 or type(effects[0]) is not StateChanges:
-                        left = record, self._given(result, effects, now())
+                        # The time of those before it has its own in it; if there are none, all so far is its own.
+                        left = record, self._given(result, effects, now() if number else began)
                         break
                     changes = effects[0]
                 if result is not None and serialize is not None:

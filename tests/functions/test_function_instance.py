@@ -420,6 +420,27 @@ def test_what_becomes_of_a_trigger_that_fails_is_said(flags: dict[str, Any], tol
     assert told in fate(spec, "a")
 
 
+# -- statistics
+
+
+@pytest.mark.parametrize("asks", ["", "publish", "ack", "publish at the second"])
+def test_the_time_of_each_call_counts(broker: Broker, functions: Functions, asks: str) -> None:
+    def slow(text: str, context: Any) -> None:
+        time.sleep(0.02)
+        if asks == "publish" or (asks and text == "1"):
+            context.publish("told", text)
+        if asks == "ack":
+            context.ack(context.get_message_id(), "in")
+
+    broker.produce("in", numbered(4))
+    function = functions(slow, inputs="in", subs_position="Earliest")
+    function.wait_until(lambda: function.processed == 4)
+    function.stop()
+    stats = function._running.instance.stats.snapshot()
+    assert stats.latency_count == 4
+    assert 80 <= stats.latency_sum_ms < 200
+
+
 # -- asynchronous functions
 
 
