@@ -18,7 +18,7 @@ import click
 from kop import clock
 from kop.cli.common import CliUsageError, fail, json_option, note, print_json, print_table, quiet_client
 from kop.cli.functions import connection_options, read_connection
-from kop.cli.mesh_files import check_file, facts_of
+from kop.cli.mesh_files import check_file, code_option, facts_of
 from kop.cli.mesh_reports import is_driven, read_reports, report_of, state_of
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ STOP_SECONDS = 40.0
 LOOK_SECONDS = 0.3
 mesh_argument = click.argument("mesh", metavar="MESH")
 file_argument = click.argument("file", type=click.Path(exists=True, dir_okay=False))
-code_option = click.option("--no-code", is_flag=True, help="Do not import the code of its functions.")
 
 
 @contextmanager
@@ -57,11 +56,16 @@ def _requests(
         fail(str(error))
 
 
-def checked_mesh(file: str, *, looks_at_code: bool = False) -> None:
-    """End the command with the mistakes of a mesh's file, if it has any."""
+def checked_mesh(file: str, cores: int | None = None, *, looks_at_code: bool) -> None:
+    """End the command with the mistakes of a mesh's file, if it has any; else tell what its author should know.
+
+    `cores` is the number of tasks that may run at once; None: as many as are needed.
+    """
     from kop.mesh.nodes import MeshError
 
-    checked = check_file(file, looks_at_code=looks_at_code)
+    checked = check_file(file, cores=cores, looks_at_code=looks_at_code)
+    for text in checked.notes:
+        note(f"{file}: {text}")
     if checked.mistakes:
         raise CliUsageError(str(MeshError(file, checked.mistakes)))
     if not checked.mesh.parts:
@@ -91,12 +95,9 @@ def _read_file(file: str, names: TopicNames) -> tuple[Mesh, str]:
 
     text = Path(file).read_text(encoding="utf-8")
     try:
-        mesh = read_mesh(text, file, names)
+        return read_mesh(text, file, names), text
     except MeshError as error:
         raise CliUsageError(str(error)) from None
-    for line in mesh.notes:
-        note(line)
-    return mesh, text
 
 
 def _granted(answer: LeaderAnswer) -> LeaderAnswer:

@@ -31,7 +31,8 @@ Exit code 0: the mesh may run. 1: there are mistakes, each with its line."""
 
 _AT_ONCE = 4
 """The number of processes that look at code at a time."""
-_LOCAL = re.compile(r"local\[(\d+)(?:,\s*\d+)?\]")
+_LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,\s*\d+)?\])?")
+code_option = click.option("--no-code", is_flag=True, help="Do not import the code of its functions.")
 
 
 @click.command("validate", epilog=VALIDATE_EPILOG, short_help="Say everything that is wrong with a mesh's file.")
@@ -40,7 +41,7 @@ _LOCAL = re.compile(r"local\[(\d+)(?:,\s*\d+)?\]")
 @click.option(
     "--cores", metavar="N", type=click.IntRange(min=1), help="Cores of a cluster, if --master does not say it."
 )
-@click.option("--no-code", is_flag=True, help="Do not import the code of its functions.")
+@code_option
 @json_option
 @connection_options
 @click.pass_context
@@ -66,8 +67,8 @@ def validate(
     asked = None
     if client_config is not None or context.get_parameter_source("bootstrap") is not ParameterSource.DEFAULT:
         asked = read_connection(bootstrap, client_config)
-    local = _LOCAL.fullmatch(master or "")
-    checked = check_file(file, asked, int(local[1]) if local else cores, looks_at_code=not no_code)
+    local = cores_of(master)
+    checked = check_file(file, asked, cores if local is None else local, looks_at_code=not no_code)
     if as_json:
         print_json(_as_json(file, checked))
         if checked.mistakes:
@@ -79,6 +80,14 @@ def validate(
         count = len(checked.mistakes)
         fail(f"{MeshError(file, checked.mistakes)}\n{file}: {count} mistake{'s' if count > 1 else ''}")
     _show(checked)
+
+
+def cores_of(master: str | None) -> int | None:
+    """Return the number of cores that a master URL of Spark gives to tasks on this machine; None if it does not say."""
+    local = _LOCAL.fullmatch(master or "")
+    if local is None:
+        return None
+    return (os.cpu_count() or 1) if local[1] == "*" else int(local[1] or 1)
 
 
 def check_file(

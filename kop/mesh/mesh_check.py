@@ -194,7 +194,9 @@ class _Check:
                 self.wrong(part, f"private: {open_one} writes {topic}, too, and does not call it private: both or none")
 
     def cores(self, made: MeshPlan, cores: int) -> None:
-        """Check that there is a core for every task, if the trigger is continuous so that all run at once."""
+        """Check that there is a core for every component, if the trigger is continuous so that all run at once; note
+        if there are fewer than tasks.
+        """
         if self._mesh.trigger != "continuous":
             return
         partitions: Mapping[str, int] = {} if self._facts is None else self._facts.partitions
@@ -202,17 +204,19 @@ class _Check:
             component.name: tasks_of(component.parallelism, component.inputs, partitions)
             for component in made.components
         }
-        told = [f"{name} {count}" for name, count in wanted.items()]
-        total = sum(wanted.values())
-        if self._mesh.sources or self._mesh.sinks or self._mesh.queries:
-            total += 1
-            told.append("sources, sinks and queries 1")
-        if total > cores:
-            remedy = f"--master local[{total}], less parallelism, or trigger: batch"
+        others = 1 if self._mesh.sources or self._mesh.sinks or self._mesh.queries else 0
+        needed, total = len(wanted) + others, sum(wanted.values()) + others
+        if needed > cores:
+            told = [*wanted, *(["sources, sinks and queries"] if others else [])]
             self.mistakes.add(
                 self._mesh.line,
-                f"trigger: {total} tasks at once ({', '.join(told)}) need as many cores, of {cores}: {remedy}",
+                f"trigger: {needed} cores are needed, of {cores}, one at all times for each of {', '.join(told)}: "
+                f"--master local[{needed}], or trigger: batch",
             )
+        elif total > cores:
+            told = [f"{name} {count}" for name, count in wanted.items()]
+            told += ["sources, sinks and queries 1"] if others else []
+            self.notes.append(f"{total} tasks at once ({', '.join(told)}) would need as many cores, of {cores}")
 
 
 def tasks_of(parallelism: int, inputs: Iterable[str], partitions: Mapping[str, int]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from click.testing import Result
 from support.waiting import wait_until
 
 from kop.address import Address
+from kop.cli import mesh as mesh_command
 from kop.cli.mesh_draw import live_mesh
 from kop.cli.mesh_live import live_server
 from kop.client.keyed_topic import KeyedTopic
@@ -55,11 +57,20 @@ def test_a_wrong_file_is_told_before_spark_starts(invoke: Invoke, tmp_path: Path
     assert (result.exit_code, "line 2" in result.stderr) == (2, True)
 
 
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
+    """What was given to the processes that `kop mesh run` became."""
+    given: list[dict[str, object]] = []
+    monkeypatch.setattr(mesh_command, "spark_environment", lambda *_: {})
+    monkeypatch.setattr(os, "execve", lambda _path, arguments, _: given.append(json.loads(arguments[-1])))
+    return given
+
+
 MESH = """\
 name: loud
 functions:
-- {name: shout, className: code.shout, py: code.py, inputs: [mesh-lines], output: mesh-loud}
-- {name: bang, className: code.bang, py: code.py, inputs: [mesh-loud], output: mesh-out}
+- {name: shout, className: loud.shout, py: loud.py, inputs: [mesh-lines], output: mesh-loud}
+- {name: bang, className: loud.bang, py: loud.py, inputs: [mesh-loud], output: mesh-out}
 """
 
 
@@ -92,7 +103,7 @@ def mesh(invoke: Invoke) -> Iterator[OnBroker]:
 def test_a_mesh_is_defined_looked_at_and_changed(mesh: OnBroker, tmp_path: Path) -> None:
     path = tmp_path / "mesh.yaml"
     path.write_text(MESH)
-    (tmp_path / "code.py").write_text("def shout(text: str) -> str:\n    return text\n\n\nbang = shout\n")
+    (tmp_path / "loud.py").write_text("def shout(text: str) -> str:\n    return text\n\n\nbang = shout\n")
     assert f"there is no mesh {NAME}; kop mesh run FILE makes the first one" in mesh("status", "loud").stderr
     assert "created; kop mesh run" in mesh.ok("create", str(path), "--no-code"), "it leads itself if nobody else does"
     settings = connection({"bootstrap.servers": mesh.bootstrap}, "kop-mesh").settings
@@ -179,3 +190,22 @@ def check_the_live_picture(mesh: OnBroker) -> None:
         server.shutdown()
         server.server_close()
     assert "is for this machine alone" in mesh("draw", "loud", "--live", "--listen", "0.0.0.0:0").stderr
+
+
+def test_a_file_is_checked_before_it_runs(mesh: OnBroker, tmp_path: Path, started: list[dict[str, object]]) -> None:
+    path = tmp_path / "mesh.yaml"
+    path.write_text(MESH)
+    (tmp_path / "loud.py").write_text("import nothing_like_this\n")
+    wrong = mesh("run", str(path))
+    assert (wrong.exit_code, started) == (2, [])
+    assert f"{path}, line 3: function shout: code: loud.py, line 1: ModuleNotFoundError" in wrong.stderr
+    (tmp_path / "loud.py").write_text("def shout(text: str) -> str:\n    return text\n\n\nbang = shout\n")
+    path.write_text(MESH + "fuse: false\n")
+    few = mesh("run", str(path), "--master", "local[1]")
+    assert (few.exit_code, started) == (2, [])
+    assert "2 cores are needed, of 1" in few.stderr
+    right = mesh("run", str(path), "--master", "local[2]")
+    assert right.exit_code == 0, right.output
+    assert right.stderr == f"{path}: topics that others have to write: mesh-lines (is it mesh-loud?)\n"
+    assert [(given["file"], given["master"]) for given in started] == [(str(path), "local[2]")]
+    assert mesh("run", str(path), "--master", "local[1]", "--once", "--no-code").exit_code == 0

@@ -65,7 +65,8 @@ def test_cores_and_json(folder: Path, invoke: Invoke) -> None:
     path = str(folder / "good.yaml")
     few = invoke("mesh", "validate", path, "--no-code", "--cores", "1")
     assert few.exit_code == 1
-    assert "2 tasks at once (a 1, b 1) need as many cores, of 1" in few.stderr
+    assert "2 cores are needed, of 1, one at all times for each of a, b: --master local[2]" in few.stderr
+    assert invoke("mesh", "validate", path, "--no-code", "--master", "local").stderr == few.stderr
     shown = json.loads(invoke("mesh", "validate", path, "--no-code", "--json").stdout)
     assert [component["functions"] for component in shown["components"]] == [["a"], ["b"]]
     assert (shown["mesh"], shown["mistakes"]) == ("public/default/m", [])

@@ -120,8 +120,8 @@ class Run:
             if followed.definition is None:
                 raise ClientError(f"there is no mesh {name}: kop mesh run FILE makes it of a file")
             mesh = defined_mesh(followed.definition)
-        for note in mesh.notes:
-            say(note)
+            for note in mesh.notes:  # those of a file were told when it was checked
+                say(note)
         others = len(mesh.sources) + len(mesh.sinks) + len(mesh.queries)
         master = master_of(given["master"], len(mesh.functions) + (1 if others else 0))
         path = cache_folder().parent / "meshes" / f"{name.replace('/', '.')}.log"
