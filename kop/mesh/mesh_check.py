@@ -14,7 +14,8 @@ from kop.mesh.file import Draft
 from kop.mesh.graph import Graph
 from kop.mesh.nodes import Mistake, Mistakes, near
 from kop.mesh.plan import Facts, MeshPlan, plan
-from kop.mesh.spec import FunctionPart, Mesh, Outline, Part, SinkPart
+from kop.mesh.spec import FunctionPart, Mesh, Outline, Part
+from kop.mesh.written_schema import difference, written_schema
 
 CodeCheck: TypeAlias = Callable[[FunctionPart], Sequence[str]]
 """Returns what is wrong with the code of a function."""
@@ -157,13 +158,17 @@ class _Check:
 
     def _schemas(self) -> None:
         for topic, writers in self._graph.writers.items():
-            known = [(name, schema) for name in writers if (schema := _schema(self._graph.parts[name]))]
-            for name, schema in known[1:]:
-                first, other = known[0]
-                if schema != other:
-                    told = f"{topic} gets {schema} of it, and {other} of {first}"
-                    remedy = "let both write the same, or give each a topic of its own"
-                    self.wrong(self._graph.parts[name], f"output: {told}: {remedy}")
+            known = [
+                (name, schema) for name in writers if (schema := written_schema(self._graph.parts[name], self._mesh))
+            ]
+            for at, (name, schema) in enumerate(known):
+                for first, other in known[:at]:
+                    apart = difference(schema, other)
+                    if apart is not None:
+                        told = f"{topic} gets {apart[0]} of it, and {apart[1]} of {first}"
+                        remedy = "let both write the same, or give each a topic of its own"
+                        self.wrong(self._graph.parts[name], f"output: {told}: {remedy}")
+                        break
 
     def _private(self, made: MeshPlan) -> None:
         """Check that private topics are needed by nobody outside of their component."""
@@ -231,17 +236,3 @@ def _needs_nothing(part: Part | Outline) -> bool:
     if isinstance(part, FunctionPart):
         return any(given.is_regex for given in part.spec.inputs.values())
     return not part.inputs
-
-
-def _schema(part: Part | Outline) -> str:
-    """Return the format that a part writes, in a few words; empty if it names none."""
-    if isinstance(part, Outline | SinkPart):
-        return ""
-    if not isinstance(part, FunctionPart):
-        return part.value_format
-    spec = part.spec
-    if spec.output_serde_class_name:
-        return f"what {spec.output_serde_class_name} writes"
-    if spec.output_schema_type and spec.output_type_class_name:
-        return f"{spec.output_schema_type} of {spec.output_type_class_name}"
-    return spec.output_schema_type
