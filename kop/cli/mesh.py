@@ -90,8 +90,10 @@ def run(
     quiet_client()
     is_file = Path(mesh).is_file()
     if is_file:
-        checked_mesh(mesh, None if once else cores_of(master), looks_at_code=not no_code)
-    read_connection(bootstrap, client_config)
+        cores = None if once else cores_of(master)
+        checked_mesh(mesh, (bootstrap, client_config, topic_namespace), cores, looks_at_code=not no_code)
+    else:
+        read_connection(bootstrap, client_config)
     environment = spark_environment(bootstrap, settings)
     given = {
         "file": str(Path(mesh).absolute()) if is_file else "",

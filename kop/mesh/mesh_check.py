@@ -33,14 +33,21 @@ class Checked:
     """None if there are mistakes of the file or of the graph."""
 
 
-def check(draft: Draft, facts: Facts | None = None, cores: int | None = None, code: CodeCheck | None = None) -> Checked:
+def check(
+    draft: Draft,
+    facts: Facts | None = None,
+    cores: int | None = None,
+    code: CodeCheck | None = None,
+    *,
+    makes_topics: bool = False,
+) -> Checked:
     """Return everything that is wrong with a mesh, and its plan.
 
-    `facts` are what a server knows: a topic that is not among its partitions does not exist. None: no server was asked.
-    `cores` is the number of tasks that may run at once; None: unknown. Without `code` the code of functions is not
-    checked.
+    `facts` are what a server knows: a topic that is not among its partitions, or is missing, does not exist. None: no
+    server was asked. `cores` is the number of tasks that may run at once; None: unknown. Without `code` the code of
+    functions is not checked. With `makes_topics` an input that does not exist is no mistake, since the mesh makes it.
     """
-    check_of = _Check(draft, facts)
+    check_of = _Check(draft, facts, makes_topics)
     made = check_of.graph_and_plan()
     if code is not None and not draft.without_code:
         for part in draft.mesh.functions:
@@ -53,9 +60,10 @@ def check(draft: Draft, facts: Facts | None = None, cores: int | None = None, co
 
 
 class _Check:
-    def __init__(self, draft: Draft, facts: Facts | None) -> None:
+    def __init__(self, draft: Draft, facts: Facts | None, makes_topics: bool) -> None:
         self.mistakes = Mistakes()
-        self.notes: list[str] = []
+        self.notes: list[str] = [] if facts is None else [*facts.notes]
+        self._makes_topics = makes_topics
         self._draft = draft
         self._mesh = draft.mesh
         self._facts = facts
@@ -113,8 +121,10 @@ class _Check:
             if topic in mesh.external_writers:
                 continue
             others = [other for other in graph.topics if graph.writers[other]]
+            if self._facts is not None and topic in self._facts.writers:
+                continue
             nearest = near(topic, [*others, *mesh.external_writers])
-            if self._facts is not None and topic not in self._facts.partitions:
+            if self._facts is not None and not self._makes_topics and not _exists(topic, self._facts):
                 missing.add(topic)
                 why = "is not on the server, and no part writes it"
             elif self._facts is None and mesh.external_writers:
@@ -229,6 +239,10 @@ def tasks_of(parallelism: int, inputs: Iterable[str], partitions: Mapping[str, i
     counts = [partitions.get(topic) for topic in inputs]
     known = [count for count in counts if count is not None]
     return min(parallelism, sum(known)) if counts and len(known) == len(counts) else parallelism
+
+
+def _exists(topic: str, facts: Facts) -> bool:
+    return topic in facts.partitions and topic not in facts.missing
 
 
 def _needs_nothing(part: Part | Outline) -> bool:

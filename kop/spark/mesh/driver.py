@@ -32,6 +32,7 @@ from kop.client.write_client import WriteClient
 from kop.functions.acks import wait_seconds
 from kop.functions.definitions import MeshDefinition
 from kop.mesh import records
+from kop.mesh.server_facts import made_topics
 from kop.mesh.spec import Mesh, QueryPart
 from kop.spark.mesh.component import TaskComponent, Work
 from kop.spark.mesh.counting import Counting
@@ -142,6 +143,8 @@ class MeshDriver:
         self._cut_by: dict[str, int] = {}
         """The number of partitions of each topic when the components were cut."""
         self._partitions_looked = float("-inf")
+        self._looked_at: Mapping[str, str] = {}
+        """Other writers by topic, as they were compared with the components last."""
         self._stopping = threading.Event()
         self._topic = KeyedTopic(settings, records.TOPIC, patience)
         self._reports = KeyedTopic(settings, records.TOPIC, REPORT_PATIENCE_SECONDS)
@@ -348,16 +351,6 @@ class MeshDriver:
             )
         return slots // count
 
-    def _make_topics(self, writer: WriteClient) -> None:
-        inner = {topic for part in self._mesh.functions for topic in part.inputs}
-        wanted = [topic for source in self._mesh.sources for topic in source.outputs]
-        wanted += [topic for query in self._mesh.queries for topic in (*query.inputs, *query.outputs)]
-        wanted += [topic for sink in self._mesh.sinks for topic in sink.inputs]
-        for part in self._mesh.functions:
-            private = {part.spec.output} if part.is_private and part.spec.output in inner else set()
-            wanted += [topic for topic in (*part.inputs, *part.outputs) if topic not in private]
-        self._make(writer, wanted)
-
     def _make(self, writer: WriteClient, topics: Iterable[str]) -> None:
         for topic in dict.fromkeys(topics):
             if writer.make_topic(topic):
@@ -370,23 +363,25 @@ class MeshDriver:
         writer = WriteClient(self._settings, self._patience)
         reader = ReadClient(self._settings, int(self._patience * 1000))
         try:
-            self._make_topics(writer)
+            self._make(writer, made_topics(self._mesh))
             there = _counts(reader)
             key, groups = (records.key(kind, self._name) for kind in (records.LAYOUT, records.GROUPS))
             known = self._topic.read()
             before = records.decode(known.get(key, b""))
             assert self._defined is not None
             starts = Starts(reader, writer, before)
+            others = self._followed.other_writers()
+            for who in others.unknown:
+                self._say(f"{who} is not readable by this version of kop: the topics it writes are not known")
             while True:
-                components = components_of(self._defined, there, self._alone)
+                components = components_of(self._defined, there, self._alone, others.by_topic)
                 late = starts.not_drained(components)
                 if not late:
                     break
                 for name, (topic, count) in late.items():
                     self._say(f"{name} has {count} records of {topic} to do: it runs apart until the next start")
                 self._alone |= late.keys()
-            self._make(writer, (topic for part in components for topic in part.inputs))  # private ones that are read
-            self._cut_by = _counts(reader) | there
+            self._cut_by = there
             starts.commit(components)
             inner = {step.spec.fqfn: list(step.inner_inputs) for part in components for step in part.steps}
             own = self._own_groups()
@@ -439,7 +434,7 @@ class MeshDriver:
             if self._turn.is_lost:
                 self._say(f"{self._name} has another driver now, {self._turn.who()}")
                 return self._once
-            if self._is_changed() or (not self._once and self._has_other_topics(now)):
+            if self._is_changed() or (not self._once and (self._has_other_topics(now) or self._has_other_writers())):
                 return False
             for query in current:
                 self._look_at(query, now)
@@ -505,6 +500,18 @@ class MeshDriver:
         if grown:
             self._say(f"{self._name} begins anew with the further partitions of {', '.join(sorted(grown))}")
         return bool(grown)
+
+    def _has_other_writers(self) -> bool:
+        """Return if somebody else writes a topic within a component since the components were cut."""
+        others = self._followed.other_writers().by_topic
+        if others is self._looked_at:
+            return False
+        self._looked_at = others
+        components = [query.component for query in self._queries if query.component is not None]
+        for topic in sorted({topic for component in components for topic in component.inner} & others.keys()):
+            self._say(f"{self._name} begins anew: {others[topic]} writes {topic}, too")
+            return True
+        return False
 
     def _restart(self, part: str) -> None:
         """Restart the query that runs a part; all queries if `part` is empty."""
