@@ -7,12 +7,14 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
 from cli.cli_support import Invoke
 from click.testing import Result
+from kafka import KafkaAdminClient
 from support.waiting import wait_until
 
 from kop.address import Address
@@ -21,6 +23,8 @@ from kop.cli.mesh_draw import live_mesh
 from kop.cli.mesh_live import live_server
 from kop.client.keyed_topic import KeyedTopic
 from kop.client.properties import connection
+from kop.functions.definitions import Definition
+from kop.functions.metadata import DEFINITIONS
 from kop.functions.topic_requests import new_registry
 from kop.functions.topics import HOME
 from kop.mesh import records
@@ -209,3 +213,51 @@ def test_a_file_is_checked_before_it_runs(mesh: OnBroker, tmp_path: Path, starte
     assert right.stderr == f"{path}: topics that others have to write: mesh-lines (is it mesh-loud?)\n"
     assert [(given["file"], given["master"]) for given in started] == [(str(path), "local[2]")]
     assert mesh("run", str(path), "--master", "local[1]", "--once", "--no-code").exit_code == 0
+
+
+def test_validate_asks_the_server_for_partitions_and_other_writers(mesh: OnBroker, tmp_path: Path) -> None:
+    path = tmp_path / "mesh.yaml"
+    path.write_text(MESH.replace("mesh-out", "mesh-out, stateScope: partition").replace("mesh-loud}", LOUD))
+    validate = ("validate", str(path), "--no-code")
+
+    def components() -> list[list[str]]:
+        shown = json.loads(mesh.ok(*validate, "--json"))
+        return [component["functions"] for component in shown["components"]]
+
+    assert components() == [["shout", "bang"]], "one partition each, as topics have that are made"
+    with closing(KafkaAdminClient(bootstrap_servers=mesh.bootstrap)) as admin:
+        admin.create_topics({"mesh-loud": {"num_partitions": 3}})
+        admin.wait_for_topics(["mesh-loud"])
+    assert "bang has state of each partition; mesh-loud has 3 and mesh-lines 1" in mesh.ok(*validate)
+    path.write_text(MESH)
+    assert components() == [["shout", "bang"]]
+    define(mesh, "z", output="mesh-loud")
+    told = mesh.ok(*validate)
+    assert "bang reads mesh-loud from the server: the function public/default/z writes it, too" in told
+    path.write_text(MESH.replace("[mesh-lines]", "[mesh-nothing]"))
+    missing = mesh(*validate)
+    assert missing.exit_code == 1
+    assert f"{path}, line 3: function shout: inputs: mesh-nothing is not on the server" in missing.stderr
+    path.write_text(MESH.replace("mesh-loud}", "mesh-loud, private: true}"))
+    refused = mesh("create", str(path), "--no-code")
+    assert refused.exit_code == 2
+    assert "private: bang needs the topic mesh-loud: the function public/default/z writes it, too" in refused.stderr
+
+
+LOUD = "mesh-loud, keepsKey: true}"
+
+
+def define(mesh: OnBroker, name: str, **config: str) -> None:
+    """Define a function as a worker does."""
+    made = Definition(
+        fqfn=f"public/default/{name}",
+        config={"name": name, "className": "f", "py": "f.py", "inputs": ["mesh-other"], **config},
+        revision=1,
+        version=1,
+    )
+    topic = KeyedTopic({"bootstrap_servers": [mesh.bootstrap]}, DEFINITIONS, 20.0)
+    try:
+        topic.make()
+        topic.put({made.fqfn: made.to_json()})
+    finally:
+        topic.close()
