@@ -69,6 +69,7 @@ Examples:
     help="A setting of Spark; may be repeated.",
 )
 @code_option
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON to stdout for each change of a state.")
 @connection_options
 def run(
     bootstrap: str,
@@ -80,6 +81,7 @@ def run(
     master: str | None,
     settings: tuple[str, ...],
     no_code: bool,
+    as_json: bool,
 ) -> None:
     """Run a mesh on PySpark until Ctrl-C, which lets it finish what it has begun.
 
@@ -105,6 +107,7 @@ def run(
         "checkpoints": checkpoints,
         "master": master,
         "settings": given_settings(settings),
+        "json": as_json,
     }
     sys.stdout.flush()
     arguments = [sys.executable, "-m", "kop.spark.mesh", json.dumps(given)]

@@ -211,8 +211,11 @@ def test_a_file_is_checked_before_it_runs(mesh: OnBroker, tmp_path: Path, starte
     right = mesh("run", str(path), "--master", "local[2]")
     assert right.exit_code == 0, right.output
     assert right.stderr == f"{path}: topics that others have to write: mesh-lines (is it mesh-loud?)\n"
-    assert [(given["file"], given["master"]) for given in started] == [(str(path), "local[2]")]
-    assert mesh("run", str(path), "--master", "local[1]", "--once", "--no-code").exit_code == 0
+    assert mesh("run", str(path), "--master", "local[1]", "--once", "--no-code", "--json").exit_code == 0
+    assert [(given["file"], given["master"], given["json"]) for given in started] == [
+        (str(path), "local[2]", False),
+        (str(path), "local[1]", True),
+    ]
 
 
 def test_validate_asks_the_server_for_partitions_and_other_writers(mesh: OnBroker, tmp_path: Path) -> None:

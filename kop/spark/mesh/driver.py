@@ -43,6 +43,7 @@ from kop.spark.mesh.link import Hub, TaskLine
 from kop.spark.mesh.parts import Part, PartQueries
 from kop.spark.mesh.phases import phases
 from kop.spark.mesh.planning import Planner
+from kop.spark.mesh.run_states import RunStates
 from kop.spark.mesh.session import cores_of, is_here
 from kop.spark.mesh.source import NAME, WORK, MeshSource, encode
 from kop.spark.mesh.starts import Starts
@@ -124,10 +125,11 @@ class MeshDriver:
         properties: Mapping[str, str] | None = None,
         checkpoints: str = "",
         spare: int = 0,
+        changed: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> None:
         """`followed` was started. `properties` are Kafka's client properties, as `settings` were made of;
         `checkpoints` is the folder for those of sources and sinks. `spare`: how many cores are left to others of the
-        session, if there are enough.
+        session, if there are enough. `changed` is told each change of a state.
         """
         self._spare = spare
         self._kafka = {f"kafka.{name}": value for name, value in (properties or {}).items()}
@@ -150,6 +152,7 @@ class MeshDriver:
         self._reports = KeyedTopic(settings, records.TOPIC, REPORT_PATIENCE_SECONDS)
         self._edges = EdgeRates(settings)
         self._rates: Mapping[tuple[str, str], float] = {}
+        self._states = RunStates(self._name, changed)
         self._started_ms = clock.wall_ms()
         self._reported = float("-inf")
         self._state = records.STARTING
@@ -235,6 +238,7 @@ class MeshDriver:
                 return definition
             if self._turn.is_mine:
                 self._report_if_due(clock.monotonic())
+            self._tell_changes("" if self._turn.is_mine else why)
             if why and why != told:
                 told = why
                 self._say(f"{self._name} {why}")
@@ -442,6 +446,7 @@ class MeshDriver:
                 self._set_apart(apart)
                 current = self._queries
             self._report_if_due(now)
+            self._tell_changes()
             if self._once and self._are_done(current):
                 for query in current:
                     self._hub.end_tasks(query.name)
@@ -635,6 +640,12 @@ class MeshDriver:
         except Exception as error:
             log.warning("the report of %s is written again in a moment: %s", self._name, error)
 
+    def _tell_changes(self, waits: str = "") -> None:
+        """Tell whose state has changed; `waits` says why this driver does not run the mesh."""
+        revision = None if self._definition is None else self._definition.revision
+        state, reason = (records.WAITING, waits) if waits else (self._state, self._reason)
+        self._states.look(state, reason, revision, ((q.name, q.state, q.reason) for q in self._queries))
+
     def report(self) -> dict[str, Any]:
         """Return the state of the mesh and its parts, as plain values."""
         counts = self._counting.functions(clock.monotonic())
@@ -729,6 +740,7 @@ class MeshDriver:
             query.state = records.STOPPED
         if not self._turn.is_lost:
             self._report()
+        self._tell_changes()
         for query in self._queries:
             if query.planner is not None:
                 query.planner.close()
