@@ -39,13 +39,16 @@ REPORT = {
     "started_ms": 1,
     "trigger": "continuous",
     "components": [
-        {"name": "shout", "kind": "component", "state": "running", "reason": "", "restarts": 0, "tasks": 1,
+        {"name": "shout", "kind": "component", "state": "running", "reason": "it was slow",
+         "since_ms": 1_767_225_600_000, "next_start_ms": None, "restarts": 2, "tasks": 1,
          "functions": ["public/default/shout"], "ended_calls": []},
     ],
     "parts": [
         {"name": "public/default/shout", "kind": "function", "component": "shout", "guarantee": "EFFECTIVELY_ONCE",
          "inputs": ["mesh-lines"], "inner_inputs": [], "output": "mesh-loud", "group": "public/default/shout",
-         "received": 3, "processed": 2, "user_exceptions": 1, "rate": 2.5,
+         "received": 3, "processed": 2, "user_exceptions": 1, "rate": 2.5, "last_invocation_ms": 9,
+         "latency_count": 2, "latency_sum_ms": 5.0, "received_1min": 2, "processed_1min": 1, "latency_count_1min": 1,
+         "latency_sum_ms_1min": 3.0, "at": ["mesh-lines", 0, 1],
          "latest_user_exceptions": [{"text": "ValueError: no", "at_ms": 1}]},
         {"name": "public/default/bang", "kind": "function", "component": "shout", "guarantee": "EFFECTIVELY_ONCE",
          "inputs": ["mesh-loud"], "inner_inputs": ["mesh-loud"], "output": "mesh-out", "group": "", "rate": 0.0},
@@ -156,10 +159,17 @@ def check_reports(mesh: OnBroker) -> None:
         assert lines[0].endswith("): running on there, process 7, continuous")
         assert lines[2].split() == ["shout", "function", "shout", "running", "3", "2", "1", "2.5", "2"]
         assert lines[3].split()[-2:] == ["0.0", "-"], "there is no lag within a component"
-        assert lines[4] == "shout: ValueError: no"
+        assert lines[4] == "shout: it was slow, since 2026-01-01T00:00:00Z"
+        assert lines[5] == "shout: ValueError: no"
         stats = mesh.ok("stats", "loud").splitlines()
-        assert stats[1].split() == ["shout", "function", "3", "2", "1", "0", "-", "2.5"]
+        assert stats[1].split() == ["shout", "function", "3", "2", "1", "0", "2.50", "2.5", "2", "1", "3.00"]
         assert stats[5].split() == ["mesh-lines", "shout", "2.5", "2"]
+        part = json.loads(mesh.ok("status", "loud", "--json"))["parts"][0]
+        assert (part["running"], part["restarts"], part["error"]) == (True, 2, "it was slow")
+        assert (part["since_ms"], part["next_start_ms"], part["last_ms"]) == (1_767_225_600_000, None, 9)
+        assert part["at"] == {"topic": "mesh-lines", "partition": 0, "offset": 1}
+        minute = json.loads(mesh.ok("stats", "loud", "--json"))["parts"][0]
+        assert [minute[f"{name}_1min"] for name in ("received", "processed", "average_ms")] == [2, 1, 3.0]
         ready = json.loads(mesh.ok("status", "loud", "--json"))["conditions"]
         assert ready["condition"] == {"condition": "MeshReady", "status": "True", "action": "NoAction"}
         assert ready["functionConditions"]["bang"]["condition"] == "FunctionReady"
@@ -168,6 +178,8 @@ def check_reports(mesh: OnBroker) -> None:
         check_the_live_picture(mesh)
         put(records.RUNNING, 1)
         assert "has said nothing for" in mesh.ok("status", "loud")
+        part = json.loads(mesh.ok("status", "loud", "--json"))["parts"][0]
+        assert (part["state"], part["running"], part["since_ms"]) == ("gone", False, None)
     finally:
         topic.close()
 

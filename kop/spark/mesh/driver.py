@@ -35,7 +35,7 @@ from kop.mesh import records
 from kop.mesh.server_facts import made_topics
 from kop.mesh.spec import Mesh, QueryPart
 from kop.spark.mesh.component import TaskComponent, Work
-from kop.spark.mesh.counting import Counting
+from kop.spark.mesh.counting import Counting, MinuteCounts
 from kop.spark.mesh.cutting import components_of, topics_of
 from kop.spark.mesh.edge_rates import EdgeRates, ReadingPart, edge_rate
 from kop.spark.mesh.followed import DefinedMesh, FollowedMesh
@@ -89,6 +89,10 @@ class _Query:
     failures: int = 0
     starts: int = 0
     since: float = 0.0
+    since_ms: int = field(default_factory=clock.wall_ms)
+    """The time since which it is in its state, in milliseconds since the epoch."""
+    next_start_ms: int | None = None
+    """The time at which it is started again, if it has failed and waits for that."""
     due: float = 0.0
     """The time at which the query is started again, in seconds of the monotonic clock."""
     checkpoint: str = ""
@@ -100,6 +104,11 @@ class _Query:
     """The offsets up to which tasks have called messages that a function has to acknowledge itself, by partition."""
     ended: list[str] = field(default_factory=list)
     """The last calls that had to be ended, with function and record."""
+
+    def become(self, state: str, seconds: float | None = None) -> None:
+        """Change the state; `seconds` are those until the query is started again, if it waits for that."""
+        self.state, self.since_ms = state, clock.wall_ms()
+        self.next_start_ms = None if seconds is None else self.since_ms + int(1000 * seconds)
 
     @property
     def is_done(self) -> bool:
@@ -142,6 +151,7 @@ class MeshDriver:
         self._say = say
         self._once = once
         self._counting = Counting()
+        self._minutes = MinuteCounts()
         self._cut_by: dict[str, int] = {}
         """The number of partitions of each topic when the components were cut."""
         self._partitions_looked = float("-inf")
@@ -423,7 +433,8 @@ class MeshDriver:
                 raise ClientError(reason) from None  # another attempt would end as this one, and the others wait for it
             self._failed(query, reason, clock.monotonic())
             return
-        query.state, query.since = records.RUNNING, clock.monotonic()
+        query.since = clock.monotonic()
+        query.become(records.RUNNING)
 
     # -- while it runs
 
@@ -582,7 +593,8 @@ class MeshDriver:
         query.reason = reason
         query.failures += 1
         seconds = max(1.0, wait_seconds(query.failures + 2))
-        query.state, query.query, query.due = records.FAILED, None, now + seconds
+        query.query, query.due = None, now + seconds
+        query.become(records.FAILED, seconds)
         if not query.folder:
             shutil.rmtree(query.checkpoint, ignore_errors=True)
         self._say(f"{query.name} has failed, and starts again in {seconds:.0f} s: {query.reason}")
@@ -649,7 +661,7 @@ class MeshDriver:
     def report(self) -> dict[str, Any]:
         """Return the state of the mesh and its parts, as plain values."""
         counts = self._counting.functions(clock.monotonic())
-        parts = self._part_reports(counts)
+        parts = [part | self._minutes.of(part["name"], part) for part in self._part_reports(counts)]
         return {
             "mesh": self._name,
             "state": self._state,
@@ -666,6 +678,8 @@ class MeshDriver:
                     "kind": query.kind,
                     "state": query.state,
                     "reason": query.reason,
+                    "since_ms": query.since_ms,
+                    "next_start_ms": query.next_start_ms,
                     "restarts": max(0, query.starts - 1),
                     "tasks": self._hub.tasks(query.name),
                     "functions": [step.spec.fqfn for step in query.component.steps] if query.component else [],
@@ -737,7 +751,7 @@ class MeshDriver:
         is_whole = self._hub.wait_until_none(END_SECONDS)
         self._state = records.STOPPED
         for query in self._queries:
-            query.state = records.STOPPED
+            query.become(records.STOPPED)
         if not self._turn.is_lost:
             self._report()
         self._tell_changes()
