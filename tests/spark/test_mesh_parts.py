@@ -8,6 +8,7 @@ from kop import clock
 from kop.mesh import records
 from kop.spark.mesh import session
 from kop.spark.mesh.counting import Counting, MinuteCounts
+from kop.spark.mesh.edge_rates import edge_rate
 from kop.spark.mesh.session import cores_of, master_of
 
 
@@ -33,6 +34,18 @@ def test_counts_of_tasks_that_run_and_have_ended() -> None:
     counting.told("b", [told(24)])
     assert counting.functions(4.0)["f"]["rate"] == 5.0
     counting.over("c")
+
+
+def test_an_edge_within_a_component_has_a_rate_of_its_own() -> None:
+    counting = Counting()
+    counting.told("a", [{**told(3), "handed": {"t": 2}}])
+    counting.functions(0.0)
+    counting.over("a")
+    counting.told("b", [{**told(20), "handed": {"t": 8, "u": 12}}])
+    counts = counting.functions(2.0)["f"]
+    assert counts["handed_rates"] == {"t": 4.0, "u": 6.0}
+    part = {"name": "f", "inputs": ["in", "t", "u", "v"], "inner_inputs": ["t", "u", "v"], **counts}
+    assert [edge_rate(part, topic, {("f", "in"): 1.5}) for topic in part["inputs"]] == [1.5, 4.0, 6.0, 0.0]
 
 
 def test_the_record_that_a_task_calls_with_is_told_while_it_runs() -> None:

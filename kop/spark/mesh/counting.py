@@ -18,6 +18,8 @@ SUMS: Final = (
     *("latency_sum_ms", "latency_count"),
 )
 _LATEST: Final = ("latest_user_exceptions", "latest_system_exceptions")
+_PROCESSED: Final = ""
+"""The flow of all records that a function processes, beside those of topics, which have names."""
 _KEPT_FAILURES: Final = 10
 RATE_SECONDS: Final = 10.0
 """Over which time a rate is taken."""
@@ -32,7 +34,7 @@ class Counting:
         """The counts of all tasks that have ended, added up, by function."""
         self._live: dict[Any, list[Mapping[str, Any]]] = {}
         """The counts of each task that runs: a mapping for each of its functions."""
-        self._past: deque[tuple[float, dict[str, int]]] = deque()
+        self._past: deque[tuple[float, dict[str, dict[str, int]]]] = deque()
 
     def told(self, task: Any, functions: list[Mapping[str, Any]]) -> None:
         """Note the counts that a task has since its beginning."""
@@ -54,13 +56,18 @@ class Counting:
                 for counts in told:
                     name = str(counts["function"])
                     totals[name] = _sum(totals.get(name, {}), counts) | _calling(totals.get(name, {}), counts)
-        self._past.append((now, {name: counts["processed"] for name, counts in totals.items()}))
+        self._past.append((now, {name: _flows(counts) for name, counts in totals.items()}))
         while len(self._past) > 2 and self._past[1][0] <= now - RATE_SECONDS:
             self._past.popleft()
         before, processed = self._past[0]
         for name, counts in totals.items():
-            seconds = now - before
-            counts["rate"] = (counts["processed"] - processed.get(name, 0)) / seconds if seconds > 0 else 0.0
+            seconds, first = now - before, processed.get(name, {})
+            rates = {
+                flow: (count - first.get(flow, 0)) / seconds if seconds > 0 else 0.0
+                for flow, count in _flows(counts).items()
+            }
+            counts["rate"] = rates.pop(_PROCESSED)
+            counts["handed_rates"] = rates
         return totals
 
 
@@ -90,6 +97,13 @@ class MinuteCounts:
         return {f"{count}_1min": value for count, value in self._last[name].items()}
 
 
+def _flows(counts: Mapping[str, Any]) -> dict[str, int]:
+    """Return the numbers of records of which a function has rates: those that it has processed, and those of each
+    topic that other functions have handed to it.
+    """
+    return {_PROCESSED: counts["processed"], **counts["handed"]}
+
+
 def _calling(before: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record that a task of a function is calling it with, if one is."""
     at = before.get("at") or other.get("at")
@@ -102,6 +116,9 @@ def _sum(before: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     for name in _LATEST:
         failures = [*before.get(name, ()), *other.get(name, ())]
         made[name] = sorted(failures, key=lambda failure: failure["at_ms"])[-_KEPT_FAILURES:]
+    made["handed"] = {**before.get("handed", {})}
+    for topic, count in other.get("handed", {}).items():
+        made["handed"][topic] = made["handed"].get(topic, 0) + count
     metrics = dict(before.get("user_metrics", {}))
     for name, (count, total) in other.get("user_metrics", {}).items():
         known = metrics.get(name, (0, 0.0))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
 from functools import partial
 from itertools import repeat
@@ -102,6 +102,8 @@ class ReadyStep:
         self.calling: MutableSequence[int] = calls_file.calling(number)
         self.places = _Places(partial(calls_file.known, number))
         self.stats = Stats(self.places.known, self.calling)
+        self.handed: Counter[str] = Counter()
+        """The records that other functions have handed to it and that are committed, by topic."""
 
     def calls(self, outputs: Outputs, state: FunctionState, place: TopicPartition) -> AnyCalls:
         """Return the object that calls the function for the records of one lane; its state is that of `place`, the
@@ -333,6 +335,8 @@ class Lane:
         self._failure: BaseException | None = None
         self._pending: deque[Taken] = deque()
         self._unwritten: list[Taken] = []
+        self._handed: list[Counter[str]] = [Counter() for _ in steps]
+        """The records of `_unwritten` that functions were handed by others, by topic, of each function."""
         self._size = 1
         self._single_until = suspect + 1
         """Records before this offset go through the functions one at a time."""
@@ -559,6 +563,7 @@ class Lane:
         """Call each function with the records that the functions before it have handed over."""
         for number, calls in enumerate(self._calls):
             for taken in self._outputs.taken(number):
+                self._handed[number][taken.partition[0]] += len(taken.records)
                 _take_all(calls, taken)
 
     def _is_open(self) -> bool:
@@ -570,6 +575,8 @@ class Lane:
         self._pending.extendleft(reversed(self._unwritten))
         self._unwritten = []
         self._outputs.discard()
+        for handed in self._handed:
+            handed.clear()
         for state in self._states:
             state.reset()
         for calls in self._calls:
@@ -582,6 +589,9 @@ class Lane:
         offset = self._unwritten[-1].next_offset
         self._end.write({self.place: offset})
         self._unwritten = []
+        for step, handed in zip(self._steps, self._handed, strict=True):
+            step.handed.update(handed)
+            handed.clear()
         self.position = offset
         for calls in self._calls:
             calls.committable()
