@@ -214,7 +214,7 @@ class MeshDriver:
                 if not self._take_up(definition):
                     continue
                 is_over = self._look_after()
-                is_whole = self._end()
+                is_whole = self._end(is_over)
                 if is_over:
                     break
                 self._end_queries()
@@ -740,8 +740,10 @@ class MeshDriver:
 
     # -- its end
 
-    def _end(self) -> bool:
-        """Let all tasks commit what they have begun, then end the queries; returns if all did so in time."""
+    def _end(self, is_over: bool) -> bool:
+        """Let all tasks commit what they have begun, then end the queries; returns if all did so in time. `is_over` is
+        False if the driver goes on: the mesh has stopped then only if that was asked for, or another driver has it.
+        """
         for query in self._queries:
             self._hub.end_tasks(query.name)
         others = [query.query for query in self._queries if query.part is not None and query.query is not None]
@@ -749,7 +751,9 @@ class MeshDriver:
         while any(query.isActive and query.status["isTriggerActive"] for query in others) and clock.monotonic() < end:
             threading.Event().wait(0.05)  # Spark does not say when a batch ends
         is_whole = self._hub.wait_until_none(END_SECONDS)
-        self._state = records.STOPPED
+        wanted = self._followed.definition
+        begins_anew = not (is_over or self._turn.is_lost or wanted is None or wanted.is_stopped)
+        self._state = records.STARTING if begins_anew else records.STOPPED
         for query in self._queries:
             query.become(records.STOPPED)
         if not self._turn.is_lost:
