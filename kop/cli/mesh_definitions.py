@@ -264,22 +264,31 @@ def _wait_until_stopped(settings: dict[str, Any], patience: float, name: str) ->
     fail(f"{name} was asked to stop, and has not within {STOP_SECONDS:g} s: a call takes long")
 
 
-@click.command("start", short_help="Let a mesh run again that was stopped.")
-@mesh_argument
-@json_option
-@connection_options
-def start(bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, as_json: bool) -> None:
-    """Start a mesh that was stopped, wherever its driver waits."""
-    _changed("start", "started", mesh, "", as_json, (bootstrap, client_config, topic_namespace))
+def _state_change(kind: str, done: str, short: str, text: str) -> click.Command:
+    """Return a command that asks for a change of a whole mesh; `done` says what has become of the mesh then."""
+
+    @click.command(kind, short_help=short, help=text)
+    @mesh_argument
+    @json_option
+    @connection_options
+    def change(bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, as_json: bool) -> None:
+        _changed(kind, done, mesh, "", as_json, (bootstrap, client_config, topic_namespace))
+
+    return change
 
 
-@click.command("stop", short_help="Let a mesh commit what it has begun, and stand still.")
-@mesh_argument
-@json_option
-@connection_options
-def stop(bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, as_json: bool) -> None:
-    """Stop a mesh, wherever its driver runs; returns once it has stopped. Its drivers wait for a start."""
-    _changed("stop", "stopped", mesh, "", as_json, (bootstrap, client_config, topic_namespace))
+start = _state_change(
+    "start",
+    "started",
+    "Let a mesh run again that was stopped.",
+    "Start a mesh that was stopped, wherever its driver waits.",
+)
+stop = _state_change(
+    "stop",
+    "stopped",
+    "Let a mesh commit what it has begun, and stand still.",
+    "Stop a mesh, wherever its driver runs; returns once it has stopped. Its drivers wait for a start.",
+)
 
 
 @click.command("restart", short_help="Start the queries of a mesh again, or that of one part.")
