@@ -103,9 +103,9 @@ class WriteClient:
         `make`: a cluster that makes topics by their first use makes this one. ClientError if a topic cannot have this
         name, or, with `make`, does not exist.
         """
-        known = self._topics.get(topic)
-        if known is not None and clock.monotonic() < known.known_at + METADATA_SECONDS:
-            return known.leaders
+        known = self.known_leaders(topic)
+        if known is not None:
+            return known
 
         def ask() -> Mapping[int, int]:
             (described,) = self._connection.metadata([topic], make=make)
@@ -125,6 +125,11 @@ class WriteClient:
                 f"create the topic {topic}, or name another one: the cluster has none of this name, and makes none by "
                 f"its first use ({error})"
             ) from error
+
+    def known_leaders(self, topic: str) -> Mapping[int, int] | None:
+        """Return what `leaders` returns if that needs not ask the server, else None. For any thread."""
+        known = self._topics.get(topic)
+        return None if known is None or clock.monotonic() >= known.known_at + METADATA_SECONDS else known.leaders
 
     def sees(self, topic: str) -> bool:
         """Return if there is a topic that this user may see; no topic is made by asking."""

@@ -106,15 +106,25 @@ class CallBase:
         """Note that the outputs are written: call the callbacks of publishes, and answer those who wait for a
         message.
         """
+        self.telling()()
+
+    def telling(self) -> Callable[[], None]:
+        """Return what `written` does for the outputs so far: it is to be called once these are written, while further
+        messages may be processed.
+        """
         answers, self._answers = self._answers, []
-        for number, answer in answers:
-            self._triggers.answer(number, answer)
         callbacks, self._callbacks = self._callbacks, []
-        for publish in callbacks:
-            try:
-                publish.tell(True, None)
-            except Exception:
-                self._logger.exception("the callback of a publish to %s failed", publish.topic)
+
+        def tell() -> None:
+            for number, answer in answers:
+                self._triggers.answer(number, answer)
+            for publish in callbacks:
+                try:
+                    publish.tell(True, None)
+                except Exception:
+                    self._logger.exception("the callback of a publish to %s failed", publish.topic)
+
+        return tell
 
     # -- what a call has asked for
 

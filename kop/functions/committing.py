@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from kop import clock
@@ -224,13 +225,26 @@ class InOneTransaction(BatchEnd):
 
     def write(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Write outputs and offsets, and commit the transaction of both."""
-        wrote = self._outputs.write(self._groups[0])
-        if not wrote and not offsets and clock.monotonic() < self._due:
-            return
+        self.taken(offsets)()
+
+    def taken(self, offsets: Mapping[TopicPartition, int]) -> Callable[[], None]:
+        """Return what `write` does for the outputs so far, which another thread may do while outputs are added that
+        follow them. One is to be done after the other.
+        """
+        batches = self._outputs.take()
+        if not batches and not offsets and clock.monotonic() < self._due:
+            return lambda: None
         self._committed |= offsets
+        return partial(self._commit, batches, offsets or dict(self._committed))
+
+    def _commit(
+        self, batches: Mapping[TopicPartition, Sequence[bytearray]], offsets: Mapping[TopicPartition, int]
+    ) -> None:
+        if batches:
+            self._outputs.send(batches, self._groups[0])
         for group in self._groups:
-            added = wrote and group == self._groups[0]
-            self._client.commit_in_transaction(self._identity, group, offsets or self._committed, added=added)
+            added = bool(batches) and group == self._groups[0]
+            self._client.commit_in_transaction(self._identity, group, offsets, added=added)
         self._outputs.end_transaction()
         self._due = clock.monotonic() + RENEW_SECONDS
 

@@ -7,7 +7,7 @@ Must not know: functions, when offsets are committed.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kop import clock
@@ -64,8 +64,11 @@ class Outputs:
             os._exit(0)
         count = self._counts.get(topic)
         if count is None:
-            count = self._counts[topic] = len(self._client.leaders(topic))
+            count = self._counts[topic] = self._ask_count(topic)
         return count
+
+    def _ask_count(self, topic: str) -> int:
+        return len(self._client.leaders(topic))
 
     def add(self, topic: str, source: int, record: NewRecord) -> None:
         """Add a record for a topic; `source` is the number of the partition that its input came from."""
@@ -101,17 +104,26 @@ class Outputs:
 
         `group`: its offsets will be committed in the same transaction.
         """
-        if not self._waiting:
-            return False
+        batches = self.take()
+        if batches:
+            self.send(batches, group)
+        return bool(batches)
+
+    def take(self) -> Mapping[TopicPartition, Sequence[bytearray]]:
+        """Return the outputs that were added, as batches of the producer; `send` writes them."""
         taken, self._waiting = self._waiting, {}
         self._counts.clear()
         now = clock.wall_ms()
-        batches = {place: self._batches(place, pieces, now) for place, pieces in taken.items()}
+        return {place: self._batches(place, pieces, now) for place, pieces in taken.items()}
+
+    def send(self, batches: Mapping[TopicPartition, Sequence[bytearray]], group: str | None = None) -> None:
+        """Write the batches of one `take` after the other; returns when they are durable. Further outputs may be added
+        meanwhile, by another thread. `group`: see `write`.
+        """
         if self._identity.transactional_id is not None and (new := batches.keys() - self._added):
             self._client.add_partitions(self._identity, sorted(new), group)
             self._added |= new
         self._client.produce_all(self._identity, batches)
-        return True
 
     def _batches(self, place: TopicPartition, pieces: Iterable[NewRecords | RowsIn], now: int) -> list[bytearray]:
         sequence = self._sequences.get(place, 0)
