@@ -12,7 +12,7 @@ from kop.functions.topics import HOME
 from kop.mesh.file import read_mesh
 from kop.mesh.spec import Mesh
 from kop.spark.mesh.cutting import components_of
-from kop.spark.mesh.followed import DefinedMesh, FollowedMesh
+from kop.spark.mesh.followed_mesh import DefinedMesh, FollowedMesh
 from kop.testing import Broker
 
 MESH = """\

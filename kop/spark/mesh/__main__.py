@@ -29,7 +29,7 @@ from kop.mesh import records
 from kop.mesh.definition import defined_mesh
 from kop.mesh.file import read_mesh
 from kop.mesh.nodes import MeshError
-from kop.spark.mesh.followed import FollowedMesh
+from kop.spark.mesh.followed_mesh import FollowedMesh
 from kop.spark.mesh.run_states import RunStates
 from kop.spark.mesh.session import end_at_once, make_session, master_of
 from kop.spark.mesh.task import cache_folder

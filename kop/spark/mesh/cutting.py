@@ -15,7 +15,7 @@ from kop.functions.spec import FunctionSpec, Guarantee
 from kop.mesh import plan as planned
 from kop.mesh.spec import FunctionPart, Mesh
 from kop.spark.mesh.component import Step, TaskComponent
-from kop.spark.mesh.followed import DefinedMesh
+from kop.spark.mesh.followed_mesh import DefinedMesh
 
 
 def components_of(

@@ -38,17 +38,17 @@ from kop.mesh.spec import Mesh, QueryPart
 from kop.spark.mesh.component import TaskComponent, Work
 from kop.spark.mesh.counting import Counting, MinuteCounts
 from kop.spark.mesh.cutting import components_of, topics_of
+from kop.spark.mesh.driver_election import SESSION_SECONDS, DriverElection
 from kop.spark.mesh.edge_rates import EdgeRates, ReadingPart, edge_rate
-from kop.spark.mesh.followed import DefinedMesh, FollowedMesh
+from kop.spark.mesh.execution_order import phases
+from kop.spark.mesh.followed_mesh import DefinedMesh, FollowedMesh
 from kop.spark.mesh.link import Hub, TaskLine
 from kop.spark.mesh.parts import Part, PartQueries
-from kop.spark.mesh.phases import phases
 from kop.spark.mesh.planning import Planner
 from kop.spark.mesh.run_states import RunStates
 from kop.spark.mesh.session import cores_for, cores_of, is_here
 from kop.spark.mesh.source import NAME, WORK, MeshSource, encode
 from kop.spark.mesh.starts import Starts
-from kop.spark.mesh.turn import SESSION_SECONDS, DriverTurn
 
 log = logging.getLogger(__name__)
 
@@ -172,8 +172,8 @@ class MeshDriver:
         """The version of the definition that cannot be run."""
         is_local = is_here(spark)
         host = "127.0.0.1" if is_local else str(spark.conf.get("spark.driver.host", socket.gethostname()))
-        self._turn = DriverTurn(settings, patience, self._name)
-        self._hub = Hub("127.0.0.1" if is_local else "", self._told, self._over, self._turn.may_begin)
+        self._election = DriverElection(settings, patience, self._name)
+        self._hub = Hub("127.0.0.1" if is_local else "", self._told, self._over, self._election.may_begin)
         self._address = host, self._hub.port
         # of what runs now
         self._definition: MeshDefinition | None = None
@@ -212,7 +212,7 @@ class MeshDriver:
         Requests of others are carried out meanwhile: another definition, a stop, a start.
         """
         self._topic.make()
-        self._turn.start()
+        self._election.start()
         is_whole = True
         try:
             while (definition := self._wait_for_turn()) is not None:
@@ -225,7 +225,7 @@ class MeshDriver:
                 self._end_queries()
             return is_whole
         finally:
-            self._turn.close()
+            self._election.close()
             self._hub.close()
             self._topic.close()
             self._reports.close()
@@ -243,17 +243,17 @@ class MeshDriver:
             if definition is None:
                 self._say(f"{self._name} is deleted")
                 return None
-            if not self._turn.is_mine:
-                if clock.monotonic() > since + 3 * SESSION_SECONDS or self._turn.is_lost:
-                    why = f"is driven by {self._turn.who()}; waiting to take over"
+            if not self._election.is_mine:
+                if clock.monotonic() > since + 3 * SESSION_SECONDS or self._election.is_lost:
+                    why = f"is driven by {self._election.who()}; waiting to take over"
             elif definition.is_stopped:
                 why = f"is stopped; waiting for: kop mesh start {self._name}"
                 self._state, self._reason = records.STOPPED, ""
             elif definition.version != self._refused:
                 return definition
-            if self._turn.is_mine:
+            if self._election.is_mine:
                 self._report_if_due(clock.monotonic())
-            self._tell_changes("" if self._turn.is_mine else why)
+            self._tell_changes("" if self._election.is_mine else why)
             if why and why != told:
                 told = why
                 self._say(f"{self._name} {why}")
@@ -460,8 +460,8 @@ class MeshDriver:
         current: list[_Query] = [] if self._once else self._queries
         while not self._stopping.wait(LOOK_SECONDS):
             now = clock.monotonic()
-            if self._turn.is_lost:
-                self._say(f"{self._name} has another driver now, {self._turn.who()}")
+            if self._election.is_lost:
+                self._say(f"{self._name} has another driver now, {self._election.who()}")
                 return self._once
             if self._is_changed() or (not self._once and (self._has_other_topics(now) or self._has_other_writers())):
                 return False
@@ -768,11 +768,11 @@ class MeshDriver:
             threading.Event().wait(0.05)  # Spark does not say when a batch ends
         is_whole = self._hub.wait_until_none(END_SECONDS)
         wanted = self._followed.definition
-        begins_anew = not (is_over or self._turn.is_lost or wanted is None or wanted.is_stopped)
+        begins_anew = not (is_over or self._election.is_lost or wanted is None or wanted.is_stopped)
         self._state = records.STARTING if begins_anew else records.STOPPED
         for query in self._queries:
             query.become(records.STOPPED)
-        if not self._turn.is_lost:
+        if not self._election.is_lost:
             self._report()
         self._tell_changes()
         for query in self._queries:

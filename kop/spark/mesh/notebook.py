@@ -20,7 +20,7 @@ from kop.mesh.file import draft_of
 from kop.mesh.mesh_check import check
 from kop.mesh.nodes import MeshError
 from kop.spark.mesh.driver import MeshDriver
-from kop.spark.mesh.followed import FollowedMesh
+from kop.spark.mesh.followed_mesh import FollowedMesh
 
 _KAFKA = "kafka."
 
