@@ -124,10 +124,11 @@ class _Check:
             if self._facts is not None and topic in self._facts.writers:
                 continue
             nearest = near(topic, [*others, *mesh.external_writers])
-            if self._facts is not None and not self._makes_topics and not _exists(topic, self._facts):
+            exists = self._facts is not None and _exists(topic, self._facts)
+            if self._facts is not None and not self._makes_topics and not exists:
                 missing.add(topic)
                 why = "is not on the server, and no part writes it"
-            elif self._facts is None and mesh.external_writers:
+            elif not exists and mesh.external_writers:
                 missing.add(topic)
                 why = "is written by no part, and externalWriters does not name it"
             else:

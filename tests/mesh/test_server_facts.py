@@ -92,5 +92,9 @@ def test_an_input_that_is_to_be_made_is_a_mistake_unless_the_mesh_is_about_to_ru
     assert "in is not on the server, and no part writes it" in mistake.text
     made = check(draft, facts, makes_topics=True)
     assert (made.mistakes, made.notes) == ((), ("topics that others have to write: in",))
+    named = draft_of(f"externalWriters: [other]\n{text}", "mesh.yaml")
+    (mistake,) = check(named, facts, makes_topics=True).mistakes
+    assert "in is written by no part, and externalWriters does not name it" in mistake.text
+    assert check(named, facts_before(named.mesh, {"in": 1}, 1, NOBODY), makes_topics=True).mistakes == ()
     written = facts_before(draft.mesh, {"in": 1}, 1, writers(function("z", output="in")))
     assert check(draft, written).notes == ()
