@@ -20,15 +20,15 @@ from kafka import KafkaAdminClient, KafkaProducer
 from support.waiting import wait_until
 
 from kop.client.errors import UnreachableError
-from kop.client.offsets import TopicPartition
 from kop.client.read_client import ReadClient
 from kop.client.write_client import WriteClient
 from kop.functions import stand_in
+from kop.functions.calling import Calls
 from kop.functions.packages import Package
+from kop.functions.reading import Taken
 from kop.functions.spec import FunctionSpec, Guarantee, InputSpec, WindowSpec
 from kop.functions.writing import Outputs
 from kop.spark.mesh import task
-from kop.spark.mesh.calls_file import CallsFile
 from kop.spark.mesh.component import Step, TaskComponent, Work
 from kop.spark.mesh.edge_rates import EdgeRates, ReadingPart, edge_rate
 from kop.spark.mesh.link import DriverLink, Hub, NoDriverError
@@ -158,15 +158,15 @@ def test_records_go_on_while_those_before_them_are_written(meshes: Meshes, monke
     meshes.broker.create_topic("in31", partitions=1)
     meshes.broker.produce("in31", [str(number) for number in range(9)])
     sends, pieces = Sends(monkeypatch), list[int]()
-    note_piece = CallsFile.piece
+    take = Calls.take
 
-    def seen(file: CallsFile, place: TopicPartition, last: int) -> None:
+    def seen(calls: Calls, taken: Taken, deadline: float) -> int:
         pieces.append(sends.count)
-        if not sends.go_on.is_set() and sends.count:
+        if sends.count:
             sends.go_on.set()  # the first records are being written, and these are called
-        note_piece(file, place, last)
+        return take(calls, taken, deadline)
 
-    monkeypatch.setattr(CallsFile, "piece", seen)
+    monkeypatch.setattr(Calls, "take", seen)
     meshes.drain(meshes.work(meshes.step(A.format("a"), "in31", "out31")))
     assert meshes.values("out31") == [f"{number}a" for number in range(9)]
     assert pieces[0] == 0
