@@ -86,10 +86,7 @@ class ConfluentRegistry:
         asked.
         """
         if schema_id not in self._by_id:
-            answer = self._ask("GET", f"schemas/ids/{schema_id}")
-            if _is_protobuf(answer):
-                answer = self._ask("GET", f"schemas/ids/{schema_id}?format=serialized")
-            self._by_id[schema_id] = self._schema(answer, schema_id)
+            self._by_id[schema_id] = self._schema(self._ask("GET", f"schemas/ids/{schema_id}"), schema_id)
         return self._by_id[schema_id]
 
     def of_subject(self, subject: str, version: int | None = None) -> Schema:
@@ -98,10 +95,7 @@ class ConfluentRegistry:
         """
         if version is not None and (subject, version) in self._by_version:
             return self._by_version[subject, version]
-        path = f"subjects/{quote(subject, safe='')}/versions/{'latest' if version is None else version}"
-        answer = self._ask("GET", path)
-        if _is_protobuf(answer):
-            answer = self._ask("GET", f"{path}?format=serialized")
+        answer = self._ask("GET", _path(subject, "latest" if version is None else version))
         schema = self._schema(answer, answer["id"])
         self._by_version[subject, answer["version"]] = schema
         return schema
@@ -129,14 +123,27 @@ class ConfluentRegistry:
         schema_id: int = answer["id"]
         return schema_id
 
-    def _schema(self, answer: Mapping[str, Any], schema_id: int | None) -> Schema:
+    def _schema(self, answer: Mapping[str, Any], schema_id: int) -> Schema:
         references: dict[str, str] = {}
         for reference in answer.get("references") or ():
-            inner = self.of_subject(reference["subject"], reference["version"])
+            name, subject, version = reference["name"], reference["subject"], reference["version"]
+            try:
+                inner = self._referred(subject, version)
+            except UnknownSchemaError as error:
+                raise UnknownSchemaError(f"schema {schema_id} refers to {name}, and {error}") from None
             references |= dict(inner.references)
-            references[reference["name"]] = inner.text
-        kind = answer.get("schemaType") or "AVRO"
-        return Schema(kind, answer["schema"], tuple(references.items()), schema_id, answer.get("version"))
+            references[name] = inner.text
+        kind, text = answer.get("schemaType") or "AVRO", answer["schema"]
+        if kind == "PROTOBUF":  # what it shows is the text of a file, which nothing here reads
+            text = self._ask("GET", f"schemas/ids/{schema_id}?format=serialized")["schema"]
+        return Schema(kind, text, tuple(references.items()), schema_id, answer.get("version"))
+
+    def _referred(self, subject: str, version: int) -> Schema:
+        """Return a version that a schema refers to, also a deleted one. UnknownSchemaError if there is none."""
+        if (subject, version) not in self._by_version:
+            answer = self._ask("GET", f"{_path(subject, version)}?deleted=true")
+            self._by_version[subject, version] = self._schema(answer, answer["id"])
+        return self._by_version[subject, version]
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         tries = Retrying(
@@ -193,8 +200,8 @@ def _body(schema: Schema) -> dict[str, Any]:
     return body
 
 
-def _is_protobuf(answer: Mapping[str, Any]) -> bool:
-    return answer.get("schemaType") == "PROTOBUF"
+def _path(subject: str, version: int | str) -> str:
+    return f"subjects/{quote(subject, safe='')}/versions/{version}"
 
 
 def _words(body: bytes) -> str:

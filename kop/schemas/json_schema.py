@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import unquote, urljoin
 
 import pyarrow as pa
 
@@ -85,16 +86,21 @@ class _Types:
 
     def _referred(self, name: str, root: Any, within: tuple[str, ...]) -> pa.DataType:
         document, _, pointer = name.partition("#")
-        if document:
-            if document not in self._documents:
+        own = root.get("$id", "") if isinstance(root, dict) else ""
+        full = urljoin(own, document) if isinstance(own, str) else document
+        if document and (full != own or document in self._documents):
+            known = next((at for at in (document, full) if at in self._documents), None)
+            if known is None:
                 raise SchemaError(f"the JSON Schema refers to {document}, which is none of its references")
-            root = self._documents[document]
+            root = self._documents[known]
         key = f"{id(root)}#{pointer}"
         if key in within:
             raise SchemaError(f"the JSON Schema's {name} holds itself, which the type of a column cannot")
         target = root
-        for part in pointer.split("/")[1:]:
-            part = part.replace("~1", "/").replace("~0", "~")  # noqa: PLW2901
+        before, *parts = unquote(pointer).split("/")
+        if before:
+            raise SchemaError(f"the JSON Schema refers to {name}: write the path, such as #/definitions/{before}")
+        for part in (part.replace("~1", "/").replace("~0", "~") for part in parts):
             if not isinstance(target, dict) or part not in target:
                 raise SchemaError(f"the JSON Schema refers to {name}, which is not there")
             target = target[part]

@@ -58,6 +58,8 @@ _WELL_KNOWN: Final = {
     )
 }
 """The files that every schema may import, as the library has them."""
+_UNNAMED: Final = "schema.proto"
+"""The name of a file that has none."""
 Descriptor = Any
 """A message's descriptor. What stubs say of the descriptors' members differs between the library's versions."""
 Field = Any
@@ -182,21 +184,27 @@ def _files(text: str) -> list[descriptor_pb2.FileDescriptorProto]:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise SchemaError(
-            "Protobuf's schema has to be a descriptor in base64, as protoc -o and a registry write it"
+            "Protobuf's schema has to be a descriptor in base64, as protoc -o and a registry that knows "
+            "format=serialized write it: set the schema to @FILE of protoc --include_imports -o"
         ) from None
-    try:
-        file = descriptor_pb2.FileDescriptorProto.FromString(data)
-        if file.name and not unknown_fields.UnknownFieldSet(file):
-            return [file]
+    try:  # A set comes first: many a set is a file, too, of which it is the name.
+        files = descriptor_pb2.FileDescriptorSet.FromString(data)
+        if files.file and not _unknown(files):
+            return list(files.file)
     except DecodeError:
         pass
     try:
-        files = list(descriptor_pb2.FileDescriptorSet.FromString(data).file)
+        file = descriptor_pb2.FileDescriptorProto.FromString(data)
+        if data and not _unknown(file):
+            file.name = file.name or _UNNAMED
+            return [file]
     except DecodeError:
-        files = []
-    if not files:
-        raise SchemaError("Protobuf's schema is neither the descriptor of a file nor a set of them")
-    return files
+        pass
+    raise SchemaError("Protobuf's schema is neither the descriptor of a file nor a set of them")
+
+
+def _unknown(message: Any) -> bool:
+    return len(unknown_fields.UnknownFieldSet(message)) > 0
 
 
 def native_schema(text: str) -> tuple[str, str]:

@@ -1,0 +1,143 @@
+"""What a registry with Confluent's API is asked: the form of Protobuf's schemas, and what schemas refer to."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from google.protobuf import descriptor_pb2
+
+from conformance.stub_registry import StubRegistry
+from kop.schemas.access import RegistryAccess
+from kop.schemas.columns import SchemaSource, plan, reader_of
+from kop.schemas.confluent import ConfluentRegistry, frame
+from kop.schemas.errors import SchemaError, UnknownSchemaError
+from kop.schemas.protobuf import ProtobufSchema
+
+F = descriptor_pb2.FieldDescriptorProto
+
+
+@pytest.fixture
+def registry() -> Iterator[StubRegistry]:
+    with StubRegistry() as stub:
+        yield stub
+
+
+def source(registry: StubRegistry, how: str, column: str = "value", **more: Any) -> SchemaSource:
+    return SchemaSource(column, how, registry=RegistryAccess(registry.url), subject=f"orders-{column}", **more)
+
+
+def read(how: SchemaSource, *records: bytes) -> tuple[list[Any], dict[int, str]]:
+    values, failures = reader_of(plan(how)).read(pa.array(records, pa.binary()))
+    return values.to_pylist(), failures
+
+
+def file(name: str, message: str, *fields: tuple[str, int, str], imports: tuple[str, ...] = ()) -> Any:
+    """A file with one message of fields (name, type, name of the type)."""
+    made = descriptor_pb2.FileDescriptorProto(name=name, package="shop", syntax="proto3", dependency=imports)
+    kind = made.message_type.add(name=message)
+    for number, (field, type_, named) in enumerate(fields, 1):
+        kind.field.add(name=field, number=number, type=F.Type.ValueType(type_), label=1, type_name=named or None)
+    return made
+
+
+ID = ("id", F.TYPE_INT64, "")
+MONEY = file("shop/money.proto", "Money", ("cents", F.TYPE_INT64, ""))
+LINE = file("line.proto", "Line", ID, ("price", F.TYPE_MESSAGE, ".shop.Money"), imports=("shop/money.proto",))
+ORDER = file("order.proto", "Order", ID, ("line", F.TYPE_MESSAGE, ".shop.Line"), imports=("line.proto",))
+ROW = {"id": 7, "line": {"id": 1, "price": {"cents": 5}}}
+RECORD = b"\0\x08\x07\x12\x06\x08\x01\x12\x02\x08\x05"
+
+
+def text(*files: Any) -> str:
+    """The descriptor of a file, or a set of several, in base64."""
+    made = files[0] if len(files) == 1 else descriptor_pb2.FileDescriptorSet(file=files)
+    return base64.b64encode(made.SerializeToString()).decode()
+
+
+def reference(name: str, subject: str, version: int = 1) -> dict[str, Any]:
+    return {"name": name, "subject": subject, "version": version}
+
+
+def test_protobuf_is_asked_for_as_a_descriptor_since_a_registry_shows_text(registry: StubRegistry) -> None:
+    number = registry.add("orders-value", text(file("order.proto", "Order", ID)), "PROTOBUF")
+    for path in ("/schemas/ids/1", "/subjects/orders-value/versions/1?format=serialized"):
+        _, answer = registry.answer("GET", path, {})
+        assert answer["schema"].splitlines() == [
+            'syntax = "proto3";',
+            "package shop;",
+            "message Order {",
+            "  int64 id = 1;",
+            "}",
+        ]
+    registry.requests.clear()
+    assert read(source(registry, "protobuf"), frame(number) + b"\0\x08\x07") == ([{"id": 7}], {})
+    assert registry.requests == [
+        "GET /subjects/orders-value/versions/latest",
+        "GET /schemas/ids/1?format=serialized",
+        "GET /schemas/ids/1",
+        "GET /schemas/ids/1?format=serialized",
+    ]
+    with pytest.raises(SchemaError, match="a registry that knows format=serialized"):
+        ProtobufSchema('syntax = "proto3";')
+
+
+def test_a_descriptor_or_a_set_is_told_by_its_fields(registry: StubRegistry) -> None:
+    nameless = file("", "Order", ID)
+    nameless.ClearField("name")
+    one_set = base64.b64encode(descriptor_pb2.FileDescriptorSet(file=[MONEY]).SerializeToString()).decode()
+    for schema, first in ((text(nameless), "shop.Order"), (one_set, "shop.Money"), (text(MONEY, LINE), "shop.Line")):
+        assert ProtobufSchema(schema).message().full_name == first
+
+
+def test_what_protobuf_imports_is_found_by_its_references(registry: StubRegistry) -> None:
+    registry.add("money", text(MONEY), "PROTOBUF")
+    registry.add("line", text(LINE), "PROTOBUF", [reference("shop/money.proto", "money")])
+    number = registry.add("orders-value", text(ORDER), "PROTOBUF", [reference("line.proto", "line")])
+    assert read(source(registry, "auto", message="shop.Order"), frame(number) + RECORD) == ([ROW], {})
+    assert "GET /subjects/money/versions/1?deleted=true" in registry.requests
+    registry.add("orders-value", text(ORDER), "PROTOBUF")
+    with pytest.raises(SchemaError, match=r"imports line\.proto, which none of its references is"):
+        plan(source(registry, "protobuf"))
+
+
+def test_what_a_json_schema_refers_to_is_found_by_its_references(registry: StubRegistry) -> None:
+    money = {"$id": "http://shop/money.json", "type": "object", "properties": {"cents": {"type": "integer"}}}
+    line = {
+        "$id": "http://shop/line.json",
+        "definitions": {"a b": {"type": "boolean"}},
+        "properties": {"price": {"$ref": "money.json"}, "ok": {"$ref": "#/definitions/a%20b"}},
+    }
+    order = {
+        "$id": "http://shop/order.json",
+        "definitions": {"note": {"type": "string"}},
+        "properties": {"line": {"$ref": "line.json"}, "note": {"$ref": "http://shop/order.json#/definitions/note"}},
+    }
+    registry.add("money", json.dumps(money), "JSON")
+    registry.add("line", json.dumps(line), "JSON", [reference("http://shop/money.json", "money")])
+    number = registry.add("orders-value", json.dumps(order), "JSON", [reference("http://shop/line.json", "line")])
+    rows = read(source(registry, "auto"), frame(number) + b'{"line": {"price": {"cents": 5}, "ok": true}, "note": "x"}')
+    assert rows == ([{"line": {"price": {"cents": 5}, "ok": True}, "note": "x"}], {})
+    for wrong, told in (
+        ("other.json", "the JSON Schema refers to other.json, which is none of its references"),
+        ("line.json#/definitions/none", "refers to line.json#/definitions/none, which is not there"),
+        ("line.json#line", "write the path, such as #/definitions/line"),
+    ):
+        changed = order | {"properties": {"line": {"$ref": wrong}}}
+        registry.add("orders-value", json.dumps(changed), "JSON", [reference("http://shop/line.json", "line")])
+        with pytest.raises(SchemaError, match=told):
+            plan(source(registry, "json"))
+
+
+def test_a_reference_that_is_not_there_is_told_by_its_name(registry: StubRegistry) -> None:
+    good = registry.add("orders-value", '"long"')
+    number = registry.add("orders-value", '"shop.Line"', references=[reference("shop.Line", "line")])
+    with pytest.raises(UnknownSchemaError, match=r"schema 2 refers to shop\.Line, and .* subjects/line/versions/1"):
+        ConfluentRegistry(RegistryAccess(registry.url)).of_subject("orders-value")
+    rows, failures = read(source(registry, "avro", version=1), frame(number) + b"\x0e", frame(good) + b"\x0e")
+    assert rows == [None, 7]
+    assert failures[0].startswith("schema 2 is not known: schema 2 refers to shop.Line, and the registry has nothing")
