@@ -14,8 +14,8 @@ import re
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -51,6 +51,16 @@ class Schema:
     def reference_texts(self) -> tuple[str, ...]:
         """The texts of the schemas that it uses."""
         return tuple(text for _, text in self.references)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The schema that another one refers to, as a registry takes it."""
+
+    name: str
+    """The name by which the other schema refers to it: what Protobuf imports."""
+    subject: str
+    version: int
 
 
 class _Unreachable(Exception):
@@ -107,21 +117,20 @@ class ConfluentRegistry:
         versions: list[int] = self._ask("GET", f"subjects/{quote(subject, safe='')}/versions")
         return versions
 
-    def register(self, subject: str, schema: Schema) -> int:
+    def register(self, subject: str, schema: Schema, references: Sequence[Reference] = ()) -> int:
         """Register a schema under a subject, unless it is there already, and return its id. SchemaError, with the
         registry's words, if the registry refuses that.
         """
-        answer = self._ask("POST", f"subjects/{quote(subject, safe='')}/versions", _body(schema))
-        schema_id: int = answer["id"]
+        path = f"subjects/{quote(subject, safe='')}/versions"
+        schema_id: int = self._ask("POST", path, _body(schema, references))["id"]
         return schema_id
 
-    def find(self, subject: str, schema: Schema) -> int:
-        """Return the id of a schema that is registered under a subject. UnknownSchemaError if it is not; SchemaError if
-        the registry cannot be asked.
+    def find(self, subject: str, schema: Schema, references: Sequence[Reference] = ()) -> tuple[int, int]:
+        """Return the id and the version of a schema that is registered under a subject. UnknownSchemaError if it is
+        not; SchemaError if the registry cannot be asked.
         """
-        answer = self._ask("POST", f"subjects/{quote(subject, safe='')}", _body(schema))
-        schema_id: int = answer["id"]
-        return schema_id
+        answer = self._ask("POST", f"subjects/{quote(subject, safe='')}", _body(schema, references))
+        return answer["id"], answer["version"]
 
     def _schema(self, answer: Mapping[str, Any], schema_id: int) -> Schema:
         references: dict[str, str] = {}
@@ -193,10 +202,12 @@ class ConfluentRegistry:
             raise _Unreachable(f"fails: {getattr(error, 'reason', None) or error}") from None
 
 
-def _body(schema: Schema) -> dict[str, Any]:
+def _body(schema: Schema, references: Sequence[Reference]) -> dict[str, Any]:
     body: dict[str, Any] = {"schema": schema.text}
     if schema.kind != "AVRO":
         body["schemaType"] = schema.kind
+    if references:
+        body["references"] = [asdict(reference) for reference in references]
     return body
 
 

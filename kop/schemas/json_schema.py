@@ -32,6 +32,24 @@ def arrow_type(text: str, references: Mapping[str, str] | None = None) -> pa.Dat
     return _Types(documents).of(root, root, ())
 
 
+def others(text: str) -> list[str]:
+    """Return the names of the other schemas that a JSON Schema refers to. SchemaError if it is no JSON."""
+    root = _loaded(text)
+    own = root.get("$id", "") if isinstance(root, dict) else ""
+    names = []
+
+    def look(at: Any) -> None:
+        if isinstance(at, dict) and isinstance(at.get("$ref"), str):
+            document = at["$ref"].partition("#")[0]
+            if document and urljoin(own, document) != own:
+                names.append(document)
+        for inner in at.values() if isinstance(at, dict) else at if isinstance(at, list) else ():
+            look(inner)
+
+    look(root)
+    return names
+
+
 def _loaded(text: str) -> Any:
     try:
         return json.loads(text)

@@ -14,6 +14,7 @@ import base64
 import binascii
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
@@ -131,7 +132,10 @@ class ProtobufSchema:
         file = files.get(name)
         if file is None:
             if name not in _WELL_KNOWN:
-                raise SchemaError(f"Protobuf's schema imports {name}, which none of its references is")
+                raise SchemaError(
+                    f"Protobuf's schema imports {name}, which none of its references is, and no file of its set: "
+                    "protoc --include_imports has it there"
+                )
             file = descriptor_pb2.FileDescriptorProto.FromString(_WELL_KNOWN[name])
         for imported in file.dependency:
             self._add(imported, files, (*within, name))
@@ -168,7 +172,12 @@ class ProtobufSchema:
         return made
 
     def indexes(self, message: Descriptor) -> list[int]:
-        """Return the indexes of a message of the file."""
+        """Return the indexes of a message of the file. SchemaError if it is of another file."""
+        if message.file.name != self._file.name:
+            raise SchemaError(
+                f"the message {message.full_name} is in {message.file.name}, which the schema imports: name one of "
+                f"{self._file.name}, or give that file as the schema"
+            )
         path: list[int] = []
         at: Descriptor | None = message
         while at is not None:
@@ -205,6 +214,31 @@ def _files(text: str) -> list[descriptor_pb2.FileDescriptorProto]:
 
 def _unknown(message: Any) -> bool:
     return len(unknown_fields.UnknownFieldSet(message)) > 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProtobufFile:
+    """One file of a schema, as it is registered."""
+
+    name: str
+    text: str
+    """The descriptor in base64."""
+    imports: tuple[str, ...]
+    """The names of the files that it imports, without those that every schema may import."""
+
+
+def split(text: str) -> list[ProtobufFile]:
+    """Return the files of a descriptor, or of a set of them; the schema itself is the last one. SchemaError if it is
+    neither.
+    """
+    return [
+        ProtobufFile(
+            file.name,
+            base64.b64encode(file.SerializeToString()).decode(),
+            tuple(name for name in file.dependency if name not in _WELL_KNOWN),
+        )
+        for file in _files(text)
+    ]
 
 
 def native_schema(text: str) -> tuple[str, str]:

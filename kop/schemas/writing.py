@@ -9,17 +9,17 @@ A `WritePlan` is made where a write is planned, and pickled for its tasks.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
 
-from kop.schemas import avro_schema, avro_writing, json_writing, protobuf_writing
+from kop.schemas import avro_schema, avro_writing, json_schema, json_writing, protobuf_writing
 from kop.schemas.columns import AUTO, SchemaSource, plan, registry_of_process
-from kop.schemas.confluent import Schema, frame
+from kop.schemas.confluent import ConfluentRegistry, Reference, Schema, frame
 from kop.schemas.errors import SchemaError
-from kop.schemas.protobuf import ProtobufSchema, write_indexes
+from kop.schemas.protobuf import ProtobufFile, ProtobufSchema, split, write_indexes
 
 _KINDS: Final = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
 
@@ -57,10 +57,7 @@ def _with_id(source: SchemaSource, kind: pa.DataType, register: bool) -> WritePl
     assert source.registry is not None
     registry = registry_of_process(source.registry)
     if register or source.text:
-        wanted = Schema(_KINDS.get(source.format, ""), source.text or _schema_of(source.format, kind))
-        if source.format == "json" and not wanted.text.lstrip().startswith("{"):
-            wanted = Schema("JSON", json_writing.schema_of(kind))  # columns in Spark's words are those of the type
-        schema_id = registry.register(source.subject, wanted) if register else registry.find(source.subject, wanted)
+        schema_id = _enter(registry, source, kind, register)
         schema, format_, message = registry.by_id(schema_id), source.format, source.message
     else:
         by = plan(source)
@@ -72,6 +69,58 @@ def _with_id(source: SchemaSource, kind: pa.DataType, register: bool) -> WritePl
         chosen = file.message(message)
         before, message = before + write_indexes(file.indexes(chosen)), chosen.full_name
     return WritePlan(format_, kind, schema, message, before)
+
+
+def _enter(registry: ConfluentRegistry, source: SchemaSource, kind: pa.DataType, register: bool) -> int:
+    """Return the id of the schema that the source has, or that is made of the type; with `register` it is registered.
+    SchemaError if it is not there, is refused, or refers to schemas that are not known.
+    """
+    text = source.text or _schema_of(source.format, kind)
+    if source.format == "json" and not text.lstrip().startswith("{"):
+        text = json_writing.schema_of(kind)  # columns in Spark's words are those of the type
+    wanted = Schema(_KINDS[source.format], text)
+    references: tuple[Reference, ...] = ()
+    if source.format == "protobuf":
+        whole = ProtobufSchema(text)  # checked first, so that nothing is registered of what is not whole
+        whole.indexes(whole.message(source.message))
+        files = split(text)
+        wanted = replace(wanted, text=files[-1].text)
+        references = _imports(registry, files[-1], {file.name: file for file in files}, register)
+    else:
+        _check_whole(source, text)
+    if register:
+        return registry.register(source.subject, wanted, references)
+    return registry.find(source.subject, wanted, references)[0]
+
+
+def _imports(
+    registry: ConfluentRegistry, file: ProtobufFile, files: Mapping[str, ProtobufFile], register: bool
+) -> tuple[Reference, ...]:
+    """Return the references of a file to those that it imports; their subjects are their names, as Confluent's
+    serializers have it. With `register` they are registered.
+    """
+    references = []
+    for name in file.imports:
+        imported = Schema("PROTOBUF", files[name].text)
+        own = _imports(registry, files[name], files, register)
+        if register:
+            registry.register(name, imported, own)
+        references.append(Reference(name, name, registry.find(name, imported, own)[1]))
+    return tuple(references)
+
+
+def _check_whole(source: SchemaSource, text: str) -> None:
+    """Raise SchemaError if a schema of Avro or JSON refers to others: there is no option that says which they are."""
+    try:
+        if source.format == "avro":
+            avro_schema.parse(text)
+        elif names := json_schema.others(text):
+            raise SchemaError(f"the JSON Schema refers to {', '.join(names)}")
+    except SchemaError as error:
+        raise SchemaError(
+            f"let {source.column}Schema have all of its types in it; or leave it out, and registerSchema, to write by "
+            f"the version that {source.subject} has, with its references: {error}"
+        ) from None
 
 
 def _schema_of(format_: str, kind: pa.DataType) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from kop.schemas.columns import SchemaSource, plan, reader_of
 from kop.schemas.confluent import ConfluentRegistry, frame
 from kop.schemas.errors import SchemaError, UnknownSchemaError
 from kop.schemas.protobuf import ProtobufSchema
+from kop.schemas.writing import plan_writing, writer_of
 
 F = descriptor_pb2.FieldDescriptorProto
 
@@ -141,3 +143,46 @@ def test_a_reference_that_is_not_there_is_told_by_its_name(registry: StubRegistr
     rows, failures = read(source(registry, "avro", version=1), frame(number) + b"\x0e", frame(good) + b"\x0e")
     assert rows == [None, 7]
     assert failures[0].startswith("schema 2 is not known: schema 2 refers to shop.Line, and the registry has nothing")
+
+
+LINE_KIND = pa.struct([("id", pa.int64()), ("price", pa.struct([("cents", pa.int64())]))])
+KIND = pa.struct([("id", pa.int64()), ("line", LINE_KIND)])
+
+
+def test_the_imports_of_a_set_are_registered_under_their_names(registry: StubRegistry) -> None:
+    how = source(registry, "protobuf", text=text(MONEY, LINE, ORDER))
+    with pytest.raises(UnknownSchemaError, match=r"the registry has nothing at subjects/shop%2Fmoney\.proto"):
+        plan_writing(how, KIND, register=False)
+    made = plan_writing(how, KIND, register=True)
+    assert registry.subjects == {"shop/money.proto": [1], "line.proto": [2], "orders-value": [3]}
+    assert registry.schemas[0]["references"] == []
+    assert registry.schemas[1]["references"] == [reference("shop/money.proto", "shop/money.proto")]
+    assert registry.schemas[2]["references"] == [reference("line.proto", "line.proto")]
+    (data,) = writer_of(made)(pa.array([ROW], KIND)).to_pylist()
+    assert data == frame(3) + RECORD
+    assert plan_writing(how, KIND, register=False) == made
+    assert len(registry.schemas) == 3
+    assert read(source(registry, "protobuf"), data) == ([ROW], {})
+    registry.requests.clear()
+    with pytest.raises(SchemaError, match=r"shop\.Line is in line\.proto, which the schema imports"):
+        plan_writing(replace(how, message="shop.Line"), LINE_KIND, register=True)
+    with pytest.raises(SchemaError, match=r"imports shop/money\.proto, .* protoc --include_imports"):
+        plan_writing(replace(how, text=text(LINE, ORDER)), KIND, register=True)
+    assert registry.requests == []
+
+
+def test_a_schema_that_refers_to_others_is_written_by_or_refused(registry: StubRegistry) -> None:
+    line = {"type": "record", "name": "Line", "namespace": "shop", "fields": [{"name": "id", "type": "long"}]}
+    order = {"type": "record", "name": "Order", "namespace": "shop", "fields": [{"name": "line", "type": "Line"}]}
+    kind = pa.struct([("line", pa.struct([("id", pa.int64())]))])
+    for register in (True, False):
+        for how, schema in (("avro", order), ("json", {"properties": {"line": {"$ref": "line.json#/x"}}})):
+            with pytest.raises(SchemaError, match=r"let valueSchema have all of its types in it.*[Ll]ine") as caught:
+                plan_writing(source(registry, how, text=json.dumps(schema)), kind, register=register)
+            assert "by the version that orders-value has" in str(caught.value)
+    assert registry.requests == []
+    registry.add("line", json.dumps(line))
+    number = registry.add("orders-value", json.dumps(order), references=[reference("shop.Line", "line")])
+    made = plan_writing(source(registry, "avro"), kind, register=False)
+    (data,) = writer_of(made)(pa.array([{"line": {"id": 7}}], kind)).to_pylist()
+    assert data == frame(number) + b"\x0e"
