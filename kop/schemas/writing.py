@@ -9,15 +9,17 @@ A `WritePlan` is made where a write is planned, and pickled for its tasks.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 import pyarrow as pa
 
-from kop.schemas import avro_schema, avro_writing, json_schema, json_writing, protobuf_writing
-from kop.schemas.columns import AUTO, SchemaSource, plan, registry_of_process
+from kop.schemas import avro_schema, avro_writing, json_schema, json_writing, primitives, protobuf_writing
+from kop.schemas.columns import AUTO, ColumnPlan, SchemaSource, plan, registry_of_process
 from kop.schemas.confluent import ConfluentRegistry, Reference, Schema, frame
+from kop.schemas.encoders import Encode, with_nulls
 from kop.schemas.errors import SchemaError
 from kop.schemas.protobuf import ProtobufFile, ProtobufSchema, split, write_indexes
 
@@ -29,10 +31,13 @@ class WritePlan:
     """The way in which a column is written: its format, its schema and type, and what stands before each record."""
 
     format: str
+    """The format, as a `ColumnPlan` has it."""
     kind: pa.DataType
-    schema: Schema
+    schema: Schema = field(default_factory=Schema)
     message: str = ""
     before: bytes = b""
+    pair: tuple[WritePlan, ...] = ()
+    """The plans of the key and the value of a pair."""
 
 
 def plan_writing(source: SchemaSource, kind: pa.DataType, *, register: bool) -> WritePlan:
@@ -40,17 +45,31 @@ def plan_writing(source: SchemaSource, kind: pa.DataType, *, register: bool) -> 
     is there: the schema that the source has, or one made from the type. SchemaError if there is no fitting schema, or
     the registry refuses or does not answer.
     """
-    if source.format == "string" or (source.format == "json" and not source.text and source.registry is None):
-        made = WritePlan(source.format, kind, Schema())
-    elif source.registry is None:
-        by = plan(source)
-        if by.format not in _KINDS:
-            raise SchemaError(f"set the format to bytes: {source.topic or 'the schema'} is {by.format}, not written")
-        made = WritePlan(by.format, kind, by.schema, by.message)
-    else:
+    if source.registry is not None and source.format != "string":
         made = _with_id(source, kind, register)
+    elif source.format == "json" and not source.text and source.pulsar is None:
+        made = WritePlan("json", kind)
+    else:
+        made = _bare(plan(source), kind)
     writer_of(made)
     return made
+
+
+def _bare(by: ColumnPlan, kind: pa.DataType) -> WritePlan:
+    """Return how a column is written without anything before its records."""
+    parts: tuple[WritePlan, ...] = ()
+    if by.format == "pair":
+        if not pa.types.is_struct(kind) or [part.name for part in kind] != ["key", "value"]:
+            raise SchemaError("has to be a struct of key and value: its schema is a pair of them")
+        parts = tuple(_bare(part, inner.type) for part, inner in zip(by.pair, kind, strict=True))
+    elif by.format == "json" and by.schema.kind == "AVRO":
+        plain = json.loads(by.schema.text, object_hook=_without_logical_types)
+        avro_writing.encoder(avro_schema.parse(json.dumps(plain)), kind)  # what Avro does not take, the schema has not
+    return WritePlan(by.format, kind, by.schema, by.message, pair=parts)
+
+
+def _without_logical_types(schema: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in schema.items() if name != "logicalType"}
 
 
 def _with_id(source: SchemaSource, kind: pa.DataType, register: bool) -> WritePlan:
@@ -138,18 +157,7 @@ def writer_of(plan: WritePlan) -> Callable[[pa.Array], pa.Array]:
     BadRecordError for a value that the schema does not take. SchemaError if the schema does not take such columns at
     all.
     """
-    if plan.format == "string":
-        if not pa.types.is_string(plan.kind):
-            raise SchemaError("has to be a text for the format string: cast it")
-        return lambda column: column.cast(pa.binary())
-    if plan.format == "avro":
-        schema = avro_schema.parse(plan.schema.text, plan.schema.reference_texts)
-        encode = avro_writing.encoder(schema, plan.kind)
-    elif plan.format == "json":
-        encode = json_writing.encoder(plan.kind)
-    else:
-        file = ProtobufSchema(plan.schema.text, plan.schema.references)
-        encode = protobuf_writing.encoder(file.message(plan.message), plan.kind)
+    encode = _encoder(plan)
     before = plan.before
 
     def write(column: pa.Array) -> pa.Array:
@@ -159,3 +167,33 @@ def writer_of(plan: WritePlan) -> Callable[[pa.Array], pa.Array]:
         return pa.array([before + value if there and value is not None else None for value, there in rows], pa.binary())
 
     return write
+
+
+def _encoder(plan: WritePlan) -> Callable[[pa.Array], list[bytes | None]]:
+    """Return the function that encodes each value of a column, None for null; see `writer_of`."""
+    match plan.format:
+        case "string":
+            if not pa.types.is_string(plan.kind):
+                raise SchemaError("has to be a text for the format string: cast it")
+            return lambda column: list(column.cast(pa.binary()).to_pylist())
+        case "avro":
+            schema = avro_schema.parse(plan.schema.text, plan.schema.reference_texts)
+            return avro_writing.encoder(schema, plan.kind)
+        case "json":
+            return json_writing.encoder(plan.kind)
+        case "protobuf":
+            file = ProtobufSchema(plan.schema.text, plan.schema.references)
+            return protobuf_writing.encoder(file.message(plan.message), plan.kind)
+        case "pair":
+            return functools.partial(with_nulls, _pairs(plan))
+    return functools.partial(with_nulls, primitives.encoder(plan.format, plan.kind))
+
+
+def _pairs(plan: WritePlan) -> Encode:
+    encodes = [_encoder(part) for part in plan.pair]
+
+    def encode(column: pa.Array) -> list[bytes]:
+        parts = [inner(part) for inner, part in zip(encodes, column.flatten(), strict=True)]
+        return [primitives.joined_pair(row) for row in zip(*parts, strict=True)]
+
+    return encode
