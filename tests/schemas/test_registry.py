@@ -186,3 +186,34 @@ def test_a_schema_that_refers_to_others_is_written_by_or_refused(registry: StubR
     made = plan_writing(source(registry, "avro"), kind, register=False)
     (data,) = writer_of(made)(pa.array([{"line": {"id": 7}}], kind)).to_pylist()
     assert data == frame(number) + b"\x0e"
+
+
+@pytest.mark.parametrize("how", ["avro", "protobuf"])
+def test_records_of_one_schema_and_of_several_are_rows_in_their_order(how: str, registry: StubRegistry) -> None:
+    two = file("order.proto", "Other", ID)
+    two.message_type.add(name="Order").field.add(name="id", number=1, type=F.TYPE_INT64, label=1)
+    order = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
+    text_of, kind = (json.dumps(order), "AVRO") if how == "avro" else (text(two), "PROTOBUF")
+    first = registry.add("orders-value", text_of, kind)
+    order["fields"] = [{"name": "more", "type": "int"}, {"name": "id", "type": "long"}]
+    two.message_type[1].field.add(name="more", number=2, type=F.TYPE_INT64, label=1)
+    second = registry.add("other", json.dumps(order) if how == "avro" else text(two), kind)
+    a, b = (b"\x0e", b"\x02\x10") if how == "avro" else (b"\2\2\x08\x07", b"\2\2\x08\x08\x10\x01")
+    a, b = frame(first) + a, frame(second) + b
+    message = {} if how == "avro" else {"message": "shop.Order"}
+    reader = reader_of(plan(source(registry, how, version=1, **message)))
+
+    def rows(*records: bytes | None) -> tuple[list[Any], set[int]]:
+        column = pa.array([b"before", *records, b"behind"], pa.binary()).slice(1, len(records))
+        values, failures = reader.read(column)
+        return [row and row["id"] for row in values.to_pylist()], set(failures)
+
+    assert rows(a, None, a) == ([7, None, 7], set())
+    assert rows(None, a, b, None, a) == ([None, 7, 8, None, 7], set())
+    assert rows(a, a[:4], a[:5], b"", b"\1" + a[1:], b"x", a) == ([7, None, None, None, None, None, 7], {1, 2, 3, 4, 5})
+    assert rows(b"", a, b"", b) == ([None, 7, None, 8], {0, 2})
+    assert rows(a, a[:-1]) == ([7, None], {1})
+    assert rows(None) == ([None], set())
+    assert rows() == ([], set())
+    if how == "protobuf":  # the same id and another message of the file
+        assert rows(a, frame(first) + b"\0\x08\x07") == ([7, None], {1})
