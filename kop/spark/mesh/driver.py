@@ -127,7 +127,7 @@ class MeshDriver:
     ) -> None:
         """`followed` was started. `properties` are Kafka's client properties, as `settings` were made of;
         `checkpoints` is the folder for those of sources and sinks. `spare`: how many cores are left to others of the
-        session, if there are enough.
+        session at all times with the trigger continuous, if there are enough.
         """
         self._spare = spare
         self._kafka = {f"kafka.{name}": value for name, value in (properties or {}).items()}
@@ -346,7 +346,8 @@ class MeshDriver:
         mesh, count = self._mesh, len(components)
         others = bool(mesh.sources or mesh.queries or mesh.sinks)
         cores = cores_of(self._spark, 1 if self._is_batch else count + others, self._stopping.wait)
-        slots = cores_for(count, cores, others=others, spare=self._spare)
+        spare = 0 if self._is_batch else self._spare
+        slots = cores_for(count, cores, others=others, spare=spare)
         self._in_turns = self._is_batch or slots < count
         if self._in_turns and not self._is_batch:
             if not self._alone:
