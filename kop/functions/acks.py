@@ -98,6 +98,10 @@ class Acks:
         """
         self._waiting.add((partition, offset))
 
+    def is_waiting(self, partition: TopicPartition, offset: int) -> bool:
+        """Return True if a message waits for a call."""
+        return (partition, offset) in self._waiting
+
     def called(self, partition: TopicPartition, offset: int) -> None:
         """Note that the function was called with a message, and has not failed."""
         if self._waiting:

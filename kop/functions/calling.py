@@ -49,6 +49,8 @@ class Calls(CallBase):
         self._by_key = not self._by_partition and bool(spec.retain_key_ordering)
         self._blocked: dict[Unit, deque[InputRecord]] = {}
         """The messages that wait, by the unit that they belong to; the failed message itself is not among them."""
+        self._freed: list[Unit] = []
+        """The units of which a message was acknowledged by a call with another one, if others wait in them."""
         self._open: dict[Place, InputRecord] = {}
         """The messages that are tried again, and with MANUAL those that nobody has acknowledged."""
         self._loop: asyncio.AbstractEventLoop | None = asyncio.new_event_loop() if self._code.is_async else None
@@ -216,7 +218,16 @@ class Calls(CallBase):
             if not self._call(partition, record) and unit is not None:
                 self._release(unit)
             self._calling[PARTITION] = NOT_CALLING
-        return bool(due)
+        freed, self._freed = self._freed, []
+        for unit in freed:
+            if not any(
+                self._acks.is_waiting(*place) and self._unit(place[0], other) == unit
+                for place, other in self._open.items()
+            ):
+                self._begin(unit[0])
+                self._release(unit)
+                self._calling[PARTITION] = NOT_CALLING
+        return bool(due or freed)
 
     # -- one message
 
@@ -334,8 +345,11 @@ class Calls(CallBase):
         if isinstance(effect, Publish):
             self._publish(source, effect)
         elif isinstance(effect, Acked):
-            if self._manual and self._open.pop((effect.partition, effect.offset), None) is not None:
+            if self._manual and (held := self._open.pop((effect.partition, effect.offset), None)) is not None:
                 self._acks.done(effect.partition, effect.offset)
+                unit = self._unit(effect.partition, held)
+                if unit is not None and unit in self._blocked:
+                    self._freed.append(unit)
         elif isinstance(effect, StateChanges):
             effect.apply()
         elif isinstance(effect, Nacked) and (held := self._open.get((effect.partition, effect.offset))) is not None:

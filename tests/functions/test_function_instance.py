@@ -328,6 +328,35 @@ def test_an_attempt_may_acknowledge_another_message_that_is_due(broker: Broker, 
     assert tries == ["a", "b", "c", "a"]
 
 
+def test_what_waits_for_a_message_goes_on_once_another_call_acknowledges_that(
+    broker: Broker, functions: Functions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acks, "FIRST_SECONDS", 30.0)  # it is never tried again
+    ids: dict[str, Any] = {}
+
+    def exclaim(text: str, context: Any) -> str:
+        ids[text] = context.get_message_id()
+        if text == "a":
+            raise ValueError(text)
+        for each in ("a", "d") if text == "d" else (text,):
+            context.ack(ids[each], "in")
+        return text
+
+    broker.produce("in", [("k", "a"), ("k", "b"), ("k", "c"), ("other", "d"), ("k", "e")])
+    function = functions(
+        exclaim,
+        inputs="in",
+        output="out",
+        processing_guarantees="MANUAL",
+        retain_key_ordering=True,
+        subs_position="Earliest",
+    )
+    function.wait_until(lambda: broker.committed(GROUP) == {("in", 0): 5})
+    function.stop()
+    assert sorted(values(broker, "out")) == ["b", "c", "d", "e"]
+    assert [text for text in values(broker, "out") if text != "d"] == ["b", "c", "e"]
+
+
 def test_a_message_that_was_refused_is_tried_again(broker: Broker, functions: Functions) -> None:
     tries: list[str] = []
 
