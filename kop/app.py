@@ -143,7 +143,7 @@ def _tell_of_slower_parts() -> None:
 
 
 def _run_worker(config: Config, served: Synchronized[int], index: int) -> None:
-    """Serve as one worker, on the shared listeners and on one of its own that clients are told of. An error of the
+    """Serve as one worker, on the shared listeners and on those of its own that clients are told of. An error of the
     start is logged and ends the process with status 1.
 
     `served` counts the workers that have come to serve: the one that completes them prints the banner of all.
@@ -268,7 +268,7 @@ async def start(
 ) -> Serving:
     """Start every part; `stack` stops them in the reverse order: listeners drain, groups, storage.
 
-    A `worker`, by its number, has listeners of its own, which clients are told of, and shares the others. `memory`
+    A `worker`, by its number, has listeners of its own, which clients are told of, and shares as many others. `memory`
     opens the engine of the store `memory:`; without it that engine is empty. `ended` is called if a thread ends
     unexpectedly; if it returns, storage refuses batches from then on.
     """
@@ -505,12 +505,9 @@ async def _listen(
     machine does not have is logged and left out, if there is another one. OSError if one cannot be bound.
     """
     bound: list[tuple[str, int]] = []
-    ports: dict[str, int] = {}
     for endpoint, security in zip(listening, securities, strict=True):
         address, advertised = endpoint.address, endpoint.advertised
         told = None if advertised is None else (advertised.host, advertised.port)
-        if endpoint.shared and told is None:
-            told = "", ports[endpoint.name]
         try:
             place = await server.listen(address.host, address.port, told, shared=endpoint.shared, security=security)
         except OSError as error:
@@ -522,7 +519,6 @@ async def _listen(
             log.warning("not listening on %s: this machine has no such address", address)
         else:
             bound.append(place)
-            ports.setdefault(endpoint.name, place[1])
     return bound
 
 
@@ -565,9 +561,9 @@ def _banner(config: Config, serving: Serving) -> None:
     workers = config.kop_workers
     addresses: list[tuple[str, int] | Address] = [*serving.listeners]
     listening = endpoints(config.of(ServerSettings))
-    if workers > 1:  # `config` has the shared addresses, `serving` the part of one worker
-        host, port = listening[0].address
-        addresses = [endpoint.address for endpoint in listening]
+    if workers > 1:  # `serving` has the listeners of one worker: its own ones, then as many shared ones
+        addresses = addresses[len(addresses) // 2 :]
+        host, port = addresses[0]
         addresses += [Address(host, port + 1 + index) for index in range(workers)]
     first = addresses[0]
     reachable = ("127.0.0.1" if first[0] in {"0.0.0.0", "::"} else first[0], first[1])
