@@ -20,6 +20,7 @@ from support.waiting import SECONDS, until
 from kop.app import start
 from kop.config import Config
 from kop.records.batch import Record, build, read_header
+from kop.storage.memory.shared import SharedMemory
 from kop.wire.messages import MetadataRequest, OffsetCommitRequest
 
 
@@ -212,5 +213,21 @@ def test_a_worker_listens_on_each_address_that_its_clients_are_told(tmp_path: Pa
                     told = broker.host, broker.port
                     assert told == (host, port + 1)
             assert len(serving.listeners) == 4
+
+    run(main())
+
+
+@pytest.mark.parametrize(("advertise", "told"), [("a:1,b:2", ("b", 2)), ("a:1", ("a", 1)), ("", ("127.0.0.1", 0))])
+def test_others_are_told_of_a_listener_that_is_there(advertise: str, told: tuple[str, int]) -> None:
+    cluster = SharedMemory()
+
+    async def main() -> None:
+        listen = f"{LACKED}:0,127.0.0.1:0"
+        overrides = FAST | {"store": "memory:", "listen": listen, "advertise": advertise}
+        async with AsyncExitStack() as stack:
+            config = Config.load(overrides=overrides, environ={})
+            serving = await start(config, stack, memory=cluster.open_engine)
+            (broker,) = cluster.brokers
+            assert (broker.host, broker.port) == (told[0], told[1] or serving.listeners[0][1])
 
     run(main())
