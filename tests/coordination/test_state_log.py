@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from support.faulty_engine import FaultyLog, FaultyStore
 from support.waiting import until
 
+from kop import clock
 from kop.coordination.state_log import StateLog, StateTopic
 from kop.errors import ErrorCode as E
 from kop.errors import KopError
@@ -141,3 +143,34 @@ async def test_a_follower_takes_what_anybody_writes_and_everything_after_a_failu
     assert follower.age == 0
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_log_that_never_rests_is_looked_at_and_not_read_from_its_beginning_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    writer = Writer()
+    log = await writer.open()
+    partition = writer.partition()
+    now, looks, ages = 1000.0, 0, []
+
+    async def refresh() -> None:
+        nonlocal looks
+        looks += 1
+
+    monkeypatch.setattr(clock, "monotonic", lambda: now)
+    monkeypatch.setattr(partition, "sole_writer", False)
+    monkeypatch.setattr(partition, "refresh", refresh)
+    taken: list[bool] = []
+    follower = log.follower(0, lambda newest, everything: taken.append(everything))
+    await follower.catch_up()
+    task = asyncio.create_task(follower.follow())
+    for number in range(100):  # 40 s of the clock, in which nothing rests for half a second
+        now += 0.4
+        writer.write(number, (b"k", b"%d" % number))
+        await until(lambda: len(taken) == number + 2)  # noqa: B023 - it ends within this turn
+        ages.append(follower.age)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert taken == [True] + [False] * 100
+    assert max(ages) <= 1.0
+    assert 40 <= looks <= 60
