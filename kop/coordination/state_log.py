@@ -149,12 +149,13 @@ class StateLog:
                 topic = topics.get(self.name)  # of brokers that start at once, one makes it
                 if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS or topic is None:
                     raise
-        self._logs.clear()
+        logs: list[PartitionLog] = []
         for index in range(topic.partitions):
             partition_log = self._engine.log(topic.topic_id, index)
             if partition_log is None:
                 raise InternalError(f"partition {index} of {self.name} is missing")
-            self._logs.append(partition_log)
+            logs.append(partition_log)
+        self._logs = logs
         self.topic_id = topic.topic_id
 
     async def reopen(self) -> None:

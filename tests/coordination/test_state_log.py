@@ -11,7 +11,7 @@ from support.waiting import until
 from kop import clock
 from kop.coordination.state_log import StateLog, StateTopic
 from kop.errors import ErrorCode as E
-from kop.errors import KopError
+from kop.errors import InternalError, KopError
 from kop.records.batch import iter_batches
 
 MIB = 1 << 20
@@ -113,6 +113,26 @@ async def test_a_fault_after_one_write_keeps_no_other_from_hearing() -> None:
     log.write(0, [(b"a", b"1")], fail)
     writer.write(2, (b"b", b"1"))
     await until(lambda: writer.ended == [(2, E.NONE)])
+
+
+async def test_a_topic_made_again_without_one_of_its_partitions_leaves_the_partitions_of_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = await FaultyStore().open()
+    log = StateLog(engine, StateTopic("__state", 3, {}), lambda: 1_700_000_000_000)
+    await log.open()
+    keys = {key: log.partition_of(key) for key in "abcdef"}
+    await engine.topics.delete(log.topic_id)
+    again = await engine.topics.create("__state", 3, {}, internal=True)
+    with monkeypatch.context() as patch:
+        find = engine.log
+        patch.setattr(engine, "log", lambda topic_id, index: None if index == 1 else find(topic_id, index))
+        with pytest.raises(InternalError, match="partition 1 of __state is missing"):
+            await log.reopen()
+    assert log.partitions == 3
+    assert {key: log.partition_of(key) for key in keys} == keys
+    await log.reopen()
+    assert log.topic_id == again.topic_id
 
 
 async def test_a_follower_takes_what_anybody_writes_and_everything_after_a_failure() -> None:
