@@ -56,7 +56,10 @@ class CompiledReader:
         self._readable = readable
 
     def decode(self, records: Sequence[bytes], start: int = 0) -> Decoded:
-        """Return the column and the errors that `AvroReader.decode` returns."""
+        """Return a column with a row for each record, and by row the errors of malformed records, which are null in it.
+        The encoding of a record begins at its byte `start`. Records that the compiled module does not take are read by
+        the reader in Python, which has the last word.
+        """
         program = self._program
         rows, parts = self._native.decode(records if isinstance(records, list) else list(records), start)
         values = _column(program.kind, program.columns, parts, 0)
@@ -71,7 +74,9 @@ class CompiledReader:
 
 
 def _column(kind: pa.DataType, columns: list[tuple[Any, ...]], parts: list[tuple[Any, ...]], at: int) -> pa.Array:
-    """Return a column of the compiled reader's buffers."""
+    """Return the column of type `kind`, made of the compiled reader's buffers without copying them. `at` is its number
+    in `columns`, which describe all columns, and in `parts`, which have their rows, nulls and buffers.
+    """
     rows, nulls, buffers = parts[at]
     own = [None if buffer is None else pa.py_buffer(buffer) for buffer in buffers]
     inner: list[pa.DataType] = []

@@ -209,8 +209,8 @@ class _Parser:
 
 
 def _logical(made: AvroType, schema: dict[str, Any]) -> None:
-    """Set the logical type of a schema in `made`, if it is well-formed and allowed for the type below it; else it is
-    ignored.
+    """Set in `made` the logical type that the JSON `schema` names, if it is well-formed and allowed for the type that
+    it stands on; else leave `made` as it is.
     """
     logical = schema.get("logicalType")
     if not isinstance(logical, str) or made.kind not in LOGICAL.get(logical, ()):

@@ -119,8 +119,8 @@ class Maps(_Runs):
         super().__init__(kind, pa.MapArray, [self.keys, self.items])
 
     def close(self) -> None:
-        """End a map: the entries that were added since the last one are its content. BadRecordError if a key is there
-        twice.
+        """End a map: the entries that were added since the last row are its content. BadRecordError if two have the
+        same key.
         """
         keys = self.keys.values[self.offsets[-1] : self.count] if isinstance(self.keys, Leaf) else []
         if len(set(keys)) < len(keys):
