@@ -38,7 +38,9 @@ def avro_reader(writer: AvroType, reader: AvroType) -> SchemaReader:
 
 @functools.cache
 def compiled_module() -> Any:
-    """Return the compiled module; None if it was not built, or was built from other sources."""
+    """Return the compiled module, the same in each call; None if it was not built, or if what it takes and returns is
+    of another version than this code's.
+    """
     try:
         native = import_module("kop_schemas")
     except ImportError:

@@ -67,9 +67,9 @@ class _Making:
     # -- columns
 
     def column(self, kind: pa.DataType, depth: int) -> int:
-        """Add the column of a type, and before it returns those of its parts, to `columns`, and return its number,
-        which is its index there. _NoProgramError if the type is nested more deeply than the compiled reader takes (64
-        levels).
+        """Add the column of a type, and those of its parts behind it, to `columns`, and return its index there, which
+        is its number. `depth` counts the levels of nesting above it; _NoProgramError if there are more than the
+        compiled reader takes (64).
         """
         if depth > DEEPEST:
             raise _NoProgramError
@@ -99,7 +99,7 @@ class _Making:
     def step(self, writer: AvroType, reader: AvroType, into: int, depth: int) -> Step:
         """Return the step that reads values of the writer's schema into the column number `into`. UnresolvableError if
         the reader's schema has no place for any such value; _NoProgramError if the compiled reader does not take the
-        pair.
+        pair, or `depth`, the levels of nesting above it, is over 64.
         """
         if depth > DEEPEST:
             raise _NoProgramError

@@ -167,7 +167,9 @@ def _resolve(writer: AvroType, reader: AvroType, into: Builder, path: str) -> Re
 
 
 def matches(writer: AvroType, reader: AvroType) -> bool:
-    """Return true if values of one type may be read as the other, judged by the types alone without their fields."""
+    """Return true if values of one type may be read as the other, judged without fields, items and symbols. Enums and
+    fixeds need the same name, without its namespace, or an alias of the reader's; fixeds the same size too.
+    """
     if writer.kind == reader.kind:
         if writer.kind in ("enum", "fixed"):
             same = _same_name(writer, reader)

@@ -228,7 +228,7 @@ def _logical(made: AvroType, schema: dict[str, Any]) -> None:
 
 
 def arrow_type(schema: AvroType, *, logical: bool = True) -> pa.DataType:
-    """Return the type of a column of such values, all nullable. SchemaError if a record contains itself.
+    """Return the type of a column of values of a schema, all nullable. SchemaError if a record contains itself.
 
     Null is a text that is always null. A union of more than one type besides null is a struct of `member0`, `member1`
     and so on, in the order of its branches. Without `logical`, values of logical types are the numbers that encode

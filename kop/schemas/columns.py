@@ -86,7 +86,7 @@ class ColumnPlan:
 
     @property
     def names_versions(self) -> bool:
-        """True if it matters which versions of Pulsar's schema the records name."""
+        """True if the column is read by the versions of Pulsar's schema that the records name."""
         return self.pulsar is not None or any(plan.names_versions for plan in self.pair)
 
     @property
@@ -245,7 +245,7 @@ class ColumnReader(Protocol):
 
 
 def reader_of(plan: ColumnPlan) -> ColumnReader:
-    """Return the reader of a plan, for one task. SchemaError if no record can be read by the plan. A reader may ask
+    """Return the reader of a plan, for one task. SchemaError if the plan's own schema cannot be used. A reader may ask
     registries while it reads, and keeps what it learns.
     """
     if plan.format == "string":

@@ -26,7 +26,7 @@ _FORMATS: Final = {"date-time": UTC, "date": pa.date32()}
 def arrow_type(text: str, references: Mapping[str, str] | None = None) -> pa.DataType:
     """Return the type of the column that a JSON Schema means, all of it nullable; what is no type of a column is a
     text. `references` are other schemas by the names that `$ref` has. SchemaError if the schema is malformed, contains
-    itself, or refers to what is not there.
+    itself, refers to what is not there, or has two properties that differ in the case of letters alone.
     """
     documents = {name: _loaded(other) for name, other in (references or {}).items()}
     root = _loaded(text)

@@ -318,8 +318,8 @@ class ProtobufReader:
 
     def decode(self, records: Sequence[bytes], start: int = 0) -> tuple[pa.Array, dict[int, str]]:
         """Return a column with a row for each record, and by row the errors of bad records, which are null in it: those
-        that are malformed, or have a field that the writer's message does not have. The encoding of a record begins at
-        its byte `start`.
+        that are malformed, or have, outside of nested messages, a field that the writer's message does not have. The
+        encoding of a record begins at its byte `start`.
         """
         failures: dict[int, str] = {}
         parse, add, into = self._class.FromString, self._add, self._into

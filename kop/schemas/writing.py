@@ -41,10 +41,10 @@ class WritePlan:
 
 
 def plan_writing(source: SchemaSource, kind: pa.DataType, *, register: bool) -> WritePlan:
-    """Return how a column of a type is written. Its schema is the one that the source has, or one made from the type.
-    With `register` it is registered under the subject, unless it is there; without, it has to be there, and a source
-    without a schema means the version that the subject or Pulsar's topic has. SchemaError if there is no fitting
-    schema, or the registry refuses or does not answer.
+    """Return how a column of a type is written. The schema is the source's own; if it has none, with `register` one
+    made from the type, else the version that the subject or Pulsar's topic has. With `register` the schema is
+    registered under the subject, unless it is there; without, one that a registry gives an id has to be there.
+    SchemaError if there is no fitting schema, or the registry refuses or does not answer.
     """
     if source.registry is not None and source.format != "string":
         made = _with_id(source, kind, register)
