@@ -133,7 +133,9 @@ def test_asynchronous_calls_that_do_not_fit_together_fail_by_themselves(
         await asyncio.sleep(0.05)  # the other calls see nothing of this one
         return text
 
-    dead = {} if guarantee == "ATMOST_ONCE" else {"max_message_retries": 1, "dead_letter_topic": "dead"}
+    dead: dict[str, Any] = {"max_message_retries": 1, "dead_letter_topic": "dead"}
+    if guarantee == "ATMOST_ONCE":
+        dead = {}
     broker.produce("in", ["put", "add", "large", "large", "other"])
     function = functions(
         count, inputs="in", output="out", processing_guarantees=guarantee, subs_position="Earliest", **dead
