@@ -242,10 +242,12 @@ class Outbox:
 
     def done(self, partition: int, batch: SentBatch) -> None:
         """Remove a batch that the server has acknowledged, and count its records as sent. After a failure its partition
-        is sent to as before.
+        is sent to as before once the first batch is acknowledged and nothing is under way.
         """
+        first = self.is_first(partition, batch)
         lane = self._remove(partition, batch)
-        lane.held_until = None
+        if first and not lane.flying:
+            lane.held_until = None
         if batch.sequence is not None:
             lane.acknowledged = add_sequence(batch.sequence, batch.records)
         self.sent += batch.records
