@@ -244,7 +244,7 @@ class Outbox:
         """Remove a batch that the server has acknowledged, and count its records as sent. After a failure its partition
         is sent to as before once the first batch is acknowledged and nothing is under way.
         """
-        first = self.is_first(partition, batch)
+        first = self._lanes[partition].waiting[0] is batch
         lane = self._remove(partition, batch)
         if first and not lane.flying:
             lane.held_until = None
@@ -285,9 +285,12 @@ class Outbox:
         lane.renumber = True
         lane.held_until = now
 
-    def is_first(self, partition: int, batch: SentBatch) -> bool:
-        """Return true if no other batch of its partition waits before this one."""
-        return self._lanes[partition].waiting[0] is batch
+    def is_behind_a_gap(self, partition: int, batch: SentBatch) -> bool:
+        """Return true if the sequence of a batch under way cannot follow that of the last one written: another batch of
+        its partition waits before it, or was taken out.
+        """
+        lane = self._lanes[partition]
+        return lane.renumber or lane.waiting[0] is not batch
 
     def _remove(self, partition: int, batch: SentBatch) -> _Lane:
         lane = self._lanes[partition]
@@ -628,7 +631,7 @@ class Sender:
             partition, code = part.index, part.error_code
             batch = due[partition]
             kind = errors.for_code(code)
-            late = code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and not self.outbox.is_first(partition, batch)
+            late = code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and self.outbox.is_behind_a_gap(partition, batch)
             if code in _DONE:
                 self._moved = now
                 self.outbox.done(partition, batch)

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
+from cli.cli_support import Kop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kop.cli.lines import LineRecord
-from kop.cli.sender import REQUEST_BYTES, RETRY_SECONDS, Outbox, SentBatch, encoded, placed, rows_of, rows_of_values
+from kop.cli.sender import (
+    REQUEST_BYTES,
+    RETRY_SECONDS,
+    Outbox,
+    Sender,
+    SendSettings,
+    SentBatch,
+    encoded,
+    placed,
+    rows_of,
+    rows_of_values,
+)
 from kop.records.batch import iter_records
 
 
@@ -120,6 +134,25 @@ def test_a_request_has_a_batch_of_each_partition_up_to_its_size() -> None:
             outbox.add(partition, data, records, now=0.0)
     assert list(outbox.due([0, 1, 2], 0.0, 1000)) == [0, 1]
     assert list(outbox.due([0, 1, 2], 0.0, 10)) == [2], "one goes however large it is"
+
+
+def test_records_behind_a_refused_one_are_written_at_a_terminal(kop: Kop) -> None:
+    topic = f"t-{uuid.uuid4().hex[:8]}"
+    kop.ok("topics", "create", topic, "-p", "1", "-c", "max.message.bytes=1000")
+    said: list[str] = []
+    sender = Sender(topic, [kop.bootstrap], "c", SendSettings(), said.append, tolerant=True)
+    try:
+        assert sender.open(lambda: False)
+        sender.add_values([b"first"], 0)
+        sender.finish(lambda: False)
+        for value in (b"x" * 2000, b"second", b"third"):
+            sender.add_values([value], 0)
+        sender.finish(lambda: False)
+    finally:
+        sender.close()
+    assert [line.partition(":")[0] for line in said] == ["MESSAGE_TOO_LARGE"]
+    assert sender.outbox.sent == 3
+    assert kop.ok("consume", topic, "-B", "--until-end").split() == ["first", "second", "third"]
 
 
 texts = st.one_of(st.none(), st.binary(max_size=20))
