@@ -25,6 +25,7 @@ from kop.cli.common import (
     client,
     explain,
     fail,
+    is_server_given,
     misadvertised,
     named,
     one_line,
@@ -84,7 +85,7 @@ def command(bootstrap: str, admin_url: str | None) -> None:
     config = Config.load(os.environ.get("KOP_CONFIG") or None)
     admin_url = admin_url or configured_url(config)
     behind = _pulsar_steps(admin_url, config) if admin_url else []
-    alone = bool(behind) and _is_default("bootstrap") and all(map(unreachable, addresses(bootstrap)))
+    alone = bool(behind) and not is_server_given() and all(map(unreachable, addresses(bootstrap)))
     trip = RoundTrip(bootstrap)
     steps: list[Step] = [
         ("connect", trip.connect, ()),
@@ -119,11 +120,6 @@ def command(bootstrap: str, admin_url: str | None) -> None:
     else:
         done = f"Everything works: all {len(tried)} steps against {bootstrap}."
     click.echo(wrapped(done + more))
-
-
-def _is_default(option: str) -> bool:
-    """Return true if nobody has given the option of the command that has this name."""
-    return click.get_current_context().get_parameter_source(option) is click.core.ParameterSource.DEFAULT
 
 
 def _pulsar_steps(url: str, config: Config) -> list[Step]:

@@ -8,6 +8,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import click
 import pytest
@@ -126,10 +127,15 @@ def test_check_looks_at_pulsar_alone_before_there_is_a_gateway(rest: Rest, invok
     assert "None answers at 127.0.0.1:9092 yet" in lines[-1]
 
 
-def test_a_gateway_that_was_named_has_to_be_there_and_comes_behind_pulsar(rest: Rest, invoke: Invoke) -> None:
+def test_a_gateway_that_was_named_has_to_be_there_and_comes_behind_pulsar(
+    rest: Rest, invoke: Invoke, tmp_path: Path
+) -> None:
+    properties = tmp_path / "client.properties"
+    properties.write_text("bootstrap.servers=127.0.0.1:1\n")
     for named in (
         invoke("check", "--admin-url", rest.url, "--bootstrap", "127.0.0.1:1"),
         invoke("check", "--admin-url", rest.url, env={"KOP_BOOTSTRAP": "127.0.0.1:1"}),
+        invoke("check", "--admin-url", rest.url, "--client-config", str(properties)),
     ):
         assert named.exit_code == 1
         assert named.stdout.index("ok    Pulsar") < named.stdout.index("FAIL  connect")
