@@ -239,6 +239,8 @@ class RoundTrip:
         self.name = f"kop-check-{clock.uuid4().hex[:12]}"
         self.end = 0
         """The end offset of the check's topic: the number of records that were produced to its partition 0."""
+        self.may_have_group = False
+        """True from the step that makes the check's consumer group to the one that deletes it."""
 
     def connect(self) -> str:
         """Connect by TCP, and ask for ApiVersions and Metadata. Return a line with the number of brokers; the command
@@ -347,6 +349,7 @@ class RoundTrip:
         """
         from kafka import TopicPartition
 
+        self.may_have_group = True
         settings = {"group_id": self.name, "enable_auto_commit": False, "auto_offset_reset": "earliest"}
         with client("KafkaConsumer", self.bootstrap, **settings) as consumer:
             consumer.subscribe([self.name])
@@ -388,6 +391,7 @@ class RoundTrip:
             answer = dict(retrying(server.delete_groups, [self.name]))[self.name]
             if answer != "OK":
                 fail(reason(getattr(errors, answer).errno))
+        self.may_have_group = False
         return "gone"
 
     def delete_topic(self) -> str:
@@ -407,12 +411,15 @@ class RoundTrip:
 
     @contextlib.contextmanager
     def cleaning_up(self, worked: set[str]) -> Iterator[None]:
-        """Delete the check's topic if an exception such as Ctrl-C ends the block after the step that made it, before
-        the one that deletes it. The block's exception goes on.
+        """Delete the check's group and its topic if an exception such as Ctrl-C ends the block after the step that made
+        them, before the one that deletes them. The block's exception goes on.
         """
         try:
             yield
         except BaseException:
+            if self.may_have_group:
+                with contextlib.suppress(Exception):
+                    self.delete_group()
             if "create topic" in worked and "delete topic" not in worked:
                 with contextlib.suppress(Exception):
                     self.delete_topic()
