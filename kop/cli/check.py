@@ -44,6 +44,7 @@ from kop.config import Config
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 RECORDS = 50
 STEP_SECONDS = 20.0
+"""The seconds for which a step waits for what it expects."""
 SHOWN = 5
 """The number of topics that a line of the output names; of more it gives the number."""
 
@@ -266,14 +267,14 @@ class RoundTrip:
 
     def create_topic(self) -> str:
         """Create the check's topic, of two partitions, by CreateTopics, and check that Metadata shows it. Return a line
-        that says so; CliError if the server refuses it.
+        that says so; CliError if the server refuses it, kafka-python's error if it does not show it after 20 s.
         """
         with admin(self.bootstrap) as server:
             wanted = {self.name: {"num_partitions": 2, "configs": {"retention.ms": "3600000"}}}
             result = server.create_topics(wanted, raise_errors=False)["topics"][0]
             if result["error_code"]:
                 fail(reason(result["error_code"], result["error_message"]))
-            server.wait_for_topics([self.name])
+            server.wait_for_topics([self.name], timeout_ms=int(STEP_SECONDS * 1000))
         return f"{self.name} with 2 partitions"
 
     def change_config(self) -> str:
@@ -370,10 +371,10 @@ class RoundTrip:
         from kafka import TopicPartition
 
         with admin(self.bootstrap) as server:
-            described = retrying(server.describe_groups, [self.name])[self.name]
+            described = retrying(server.describe_groups, [self.name], seconds=STEP_SECONDS)[self.name]
             if described["error"]:
                 fail(named(described["error"]))
-            offsets = retrying(server.list_group_offsets, {self.name: None})[self.name]
+            offsets = retrying(server.list_group_offsets, {self.name: None}, seconds=STEP_SECONDS)[self.name]
         committed = offsets.get(TopicPartition(self.name, 0))
         if committed is None or committed.offset != self.end:
             fail(f"should be {self.end} and is {committed.offset if committed else 'not there'}")
@@ -388,7 +389,7 @@ class RoundTrip:
         from kafka import errors
 
         with admin(self.bootstrap) as server:
-            answer = dict(retrying(server.delete_groups, [self.name]))[self.name]
+            answer = dict(retrying(server.delete_groups, [self.name], seconds=STEP_SECONDS))[self.name]
             if answer != "OK":
                 fail(reason(getattr(errors, answer).errno))
         self.may_have_group = False
