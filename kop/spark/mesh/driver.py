@@ -249,7 +249,7 @@ class MeshDriver:
                 self._stopping.wait(LOOK_SECONDS)
                 return False
             self._definition, self._defined = definition, defined
-            self._alone, self._suspects, self._ended_calls = set(), {}, {}
+            self._queries, self._alone, self._suspects, self._ended_calls = [], set(), {}, {}
             self._begin()
         except ClientError as error:
             if is_first:
@@ -728,9 +728,10 @@ class MeshDriver:
         return is_whole
 
     def _end_queries(self) -> None:
-        """Remove the queries, once they have ended, so that others can start."""
+        """Remove the queries, once they have ended, so that others can start; reports still name them."""
         self.close(stops_queries=True)
-        self._queries = []
+        for query in self._queries:
+            query.query = None
 
     def close(self, *, stops_queries: bool) -> None:
         """Remove the queries' checkpoints, after `run`; with `stops_queries` end the queries first, since the session
