@@ -40,7 +40,7 @@ batchSeconds: 2
 fuse: {fuse}
 functions:
   - {{name: {name}-mark, className: flows.mark, py: flows.py, inputs: [{source}], output: {middle}, keepsKey: true,
-      processingGuarantees: EFFECTIVELY_ONCE, subscriptionPosition: Earliest}}
+      private: {private}, processingGuarantees: EFFECTIVELY_ONCE, subscriptionPosition: Earliest}}
   - {{name: {name}-count, className: flows.count, py: flows.py, inputs: [{middle}], output: {target}, keepsKey: true,
       stateScope: partition, processingGuarantees: EFFECTIVELY_ONCE, subscriptionPosition: Earliest}}
 """
@@ -59,13 +59,13 @@ CTRL_C_SECONDS = 2.0
 class Flow:
     """Numbers into two functions, the second of which counts; its mesh is in a file of this folder."""
 
-    def __init__(self, run: Run, path: str, *, fuse: str = "true") -> None:
+    def __init__(self, run: Run, path: str, *, fuse: str = "true", private: str = "false") -> None:
         self.run = run
         hints = "source", "middle", "target", "last"
         self.topics = {hint: make_topic(run, hint, partitions=2) for hint in hints}
         self.name = self.topics["source"]
         self.file = Path(path, "mesh.yaml")
-        self._fuse = fuse
+        self._forms = {"fuse": fuse, "private": private}
         self._over = threading.Event()
         self.sent = 0
         self.define()
@@ -73,7 +73,7 @@ class Flow:
     def define(self, word: str = "old", more: str = "") -> None:
         """Write the files of the mesh: `word` is what `mark` appends, `more` further functions."""
         self.file.with_name("flows.py").write_text(CODE.format(word=word))
-        text = (MESH + more).format(name=self.name, fuse=self._fuse, **self.topics)
+        text = (MESH + more).format(name=self.name, **self._forms, **self.topics)
         self.file.write_text(text)
 
     @contextmanager
@@ -158,6 +158,11 @@ class Flow:
         made: dict[str, Any] = json.loads(self.kop("status", self.name, "--json"))
         return made
 
+    def lag(self, code: str) -> int | None:
+        """How many offsets a part has not processed."""
+        lags = {part["name"].rpartition("-")[2]: part["lag"] for part in self.status()["parts"]}
+        return lags[code]
+
     def states(self) -> dict[str, str]:
         """The states of its parts, by the names of their code."""
         return {part["name"].rpartition("-")[2]: part["state"] for part in self.status()["parts"]}
@@ -223,6 +228,35 @@ def a_running_mesh_stops_starts_and_starts_a_part_anew(run: Run) -> None:
                 flow.goes_on()
                 flow.ends_well()
                 same(flow.count("middle"), flow.sent, "records between the functions")
+        finally:
+            mesh.stop()
+
+
+@case(kop=True, kafka=False, limit=240, alone=True)
+def a_part_of_a_running_mesh_is_stopped_and_started(run: Run) -> None:
+    with folder() as path:
+        flow = Flow(run, path, private="true")
+        mesh = flow.start()
+        try:
+            with flow.numbers():
+                flow.goes_on()
+                same(flow.count("middle"), 0, "records of a private topic")
+                flow.kop("stop", flow.name, f"{flow.name}-count")
+                same(flow.states(), {"mark": "running", "count": "stopped"}, "its parts")
+                same(flow.status()["state"], "running", "its state")
+                flow.goes_on("middle")
+                flow.stands_still()
+                flow.kop("start", flow.name, f"{flow.name}-count")
+                flow.goes_on()
+                same(flow.states(), {"mark": "running", "count": "running"}, "its parts")
+                flow.kop("stop", flow.name, f"{flow.name}-mark")
+                same(flow.states(), {"mark": "stopped", "count": "running"}, "its parts")
+                flow.stands_still("middle")
+                eventually(lambda: flow.lag("count") == 0, 60 * PATIENCE)
+                flow.stands_still()
+                flow.kop("restart", flow.name, f"{flow.name}-mark")
+                flow.goes_on()
+                flow.ends_well()
         finally:
             mesh.stop()
 

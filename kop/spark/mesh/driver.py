@@ -64,7 +64,7 @@ DEATHS: Final = 2
 """The number of ends of its worker at one record after which a function runs apart from others."""
 BATCH_END_SECONDS: Final = 1.0
 """The seconds that the end of a mesh waits for a batch of a source or a sink; one that is cut off is done again."""
-NO_VERSION: Final = -1
+NO_REVISION: Final = -1
 _ERROR: Final = re.compile(r"^(?:: |Caused by: )?(?:[\w.]+\.)?(\w*(?:Error|Exception|Exit)): (.+)", re.MULTILINE)
 
 
@@ -98,6 +98,8 @@ class _Query:
     """The offsets up to which tasks have called messages that a function has to acknowledge itself, by partition."""
     ended: list[str] = field(default_factory=list)
     """The last calls that had to be ended, with function and record."""
+    is_stopped: bool = False
+    """True if it is not to run: somebody has stopped its part."""
 
     @property
     def is_done(self) -> bool:
@@ -151,8 +153,8 @@ class MeshDriver:
         self._reported = float("-inf")
         self._state = records.STARTING
         self._reason = ""
-        self._refused = NO_VERSION
-        """The version of the definition that cannot be run."""
+        self._refused = NO_REVISION
+        """The revision of the definition that cannot be run."""
         is_local = is_here(spark)
         host = "127.0.0.1" if is_local else str(spark.conf.get("spark.driver.host", socket.gethostname()))
         self._turn = DriverTurn(settings, patience, self._name)
@@ -175,6 +177,11 @@ class MeshDriver:
     def _mesh(self) -> Mesh:
         assert self._defined is not None
         return self._defined.mesh
+
+    @property
+    def _stopped(self) -> frozenset[str]:
+        """The names of the parts that are not to run."""
+        return frozenset() if self._definition is None else self._definition.stopped
 
     @property
     def _is_batch(self) -> bool:
@@ -228,7 +235,7 @@ class MeshDriver:
             elif definition.is_stopped:
                 why = f"is stopped; waiting for: kop mesh start {self._name}"
                 self._state, self._reason = records.STOPPED, ""
-            elif definition.version != self._refused:
+            elif definition.revision != self._refused:
                 return definition
             if self._turn.is_mine:
                 self._report_if_due(clock.monotonic())
@@ -249,12 +256,13 @@ class MeshDriver:
                 self._stopping.wait(LOOK_SECONDS)
                 return False
             self._definition, self._defined = definition, defined
-            self._queries, self._alone, self._suspects, self._ended_calls = [], set(), {}, {}
+            self._queries, self._suspects, self._ended_calls = [], {}, {}
+            self._alone = {part.name for part in defined.mesh.functions} & definition.stopped
             self._begin()
         except ClientError as error:
             if is_first:
                 raise
-            self._refused, self._state, self._reason = definition.version, records.FAILED, str(error)
+            self._refused, self._state, self._reason = definition.revision, records.FAILED, str(error)
             self._say(f"{self._name} does not run as it is defined now, and waits for another update: {error}")
             return False
         except UnreachableError as error:
@@ -267,11 +275,12 @@ class MeshDriver:
     def _begin(self) -> None:
         mesh = self._mesh
         components = self._lay_out()
-        others = len(mesh.sources) + len(mesh.queries) + len(mesh.sinks)
-        needed = 1 if self._is_batch else len(components) + (1 if others else 0)
+        running = sum(1 for component in components if not self._is_to_stand(component))
+        others = sum(1 for part in (*mesh.sources, *mesh.queries, *mesh.sinks) if part.name not in self._stopped)
+        needed = 1 if self._is_batch else running + (1 if others else 0)
         cores = cores_of(self._spark, needed, self._stopping.wait)
-        slots = max(cores - self._spare, min(cores, len(components)))
-        each = self._tasks_each(len(components), slots - (1 if others else 0), others)
+        slots = max(cores - self._spare, min(cores, running))
+        each = self._tasks_each(running, slots - (1 if others else 0), others)
         self._spark.dataSource.register(MeshSource)
         self._queries = [
             *(self._of_part(part) for part in mesh.sources),
@@ -281,7 +290,8 @@ class MeshDriver:
         ]
         if not self._once:
             for query in self._queries:
-                self._start(query)
+                if not query.is_stopped:
+                    self._start(query)
         self._state, self._reason = records.RUNNING, ""
         names = ", ".join(component.name for component in components)
         count = "1 component" if len(components) == 1 else f"{len(components)} components"
@@ -306,7 +316,12 @@ class MeshDriver:
             rows = self._spark.readStream.format(NAME).option(WORK, encode(self._with_suspects(work))).load()
             return rows.writeStream.format("noop").queryName(name).option("checkpointLocation", checkpoint).start()
 
-        return _Query(component.name, "component", begin, component, Planner(work))
+        made = _Query(component.name, "component", begin, component, Planner(work))
+        return _stopped(made) if self._is_to_stand(component) else made
+
+    def _is_to_stand(self, component: TaskComponent) -> bool:
+        """Return if a component has a function that is stopped, and no other one then."""
+        return any(step.spec.name in self._stopped for step in component.steps)
 
     def _with_suspects(self, work: Work) -> Work:
         suspects = {place: offset for place, offset in self._suspects.items() if place[0] in work.component.inputs}
@@ -320,7 +335,8 @@ class MeshDriver:
         def begin(checkpoint: str, name: str) -> Any:
             return parts.start(part, checkpoint=checkpoint, trigger=trigger, name=name, group=group)
 
-        return _Query(part.name, part.kind, begin, folder=self._folder(part), part=part)
+        made = _Query(part.name, part.kind, begin, folder=self._folder(part), part=part)
+        return _stopped(made) if part.name in self._stopped else made
 
     def _trigger(self, part: Part) -> dict[str, Any]:
         if self._once:
@@ -452,7 +468,7 @@ class MeshDriver:
                     self._hub.end_tasks(query.name)
                 if not left:
                     return True
-                current = left.pop(0)
+                current = [query for query in left.pop(0) if not query.is_stopped]
                 for query in current:
                     self._start(query)
         return True
@@ -473,6 +489,9 @@ class MeshDriver:
         before, now = self._definition, self._followed.definition
         assert before is not None
         if now is None or now.is_stopped:
+            return True
+        if now.stopped != before.stopped:
+            self._say(f"{self._name} has other parts that stand still now, as {now.by} has asked for")
             return True
         if now.version != before.version:
             self._say(f"{self._name} is another one now: {now.by} has sent {now.kind} (revision {now.revision})")
@@ -547,14 +566,18 @@ class MeshDriver:
         self._alone |= names
         components = self._lay_out()
         slots = self._spark.sparkContext.defaultParallelism
-        tasks = slots if self._is_batch else max(1, slots // len(components))
+        running = sum(1 for component in components if not self._is_to_stand(component))
+        tasks = slots if self._is_batch else max(1, slots // max(1, running))
         new = [self._of_component(component, tasks) for component in components]
         self._queries = [query for query in self._queries if query.component is None] + new
         for query in new:
-            self._start(query)
+            if not query.is_stopped:
+                self._start(query)
 
     def _look_at(self, query: _Query, now: float) -> None:
         """Restart a query that has failed, once its delay is over."""
+        if query.is_stopped:
+            return
         if query.query is None:
             if now >= query.due:
                 self._start(query)
@@ -743,6 +766,11 @@ class MeshDriver:
                     query.query.stop()
             if not query.folder:
                 shutil.rmtree(query.checkpoint, ignore_errors=True)
+
+
+def _stopped(query: _Query) -> _Query:
+    """Return the query as one that is not to run."""
+    return replace(query, is_stopped=True, state=records.STOPPED)
 
 
 def checkpoints_folder() -> Path:
