@@ -21,6 +21,7 @@ from kafka_python_kit import admin, consumer, make_topic, producer
 from spark_kit import PATIENCE, case, folder, session
 from suite import Run, eventually, same
 
+from conformance.mesh.open_transactions import open_transactions
 from conformance.mesh.processes import Driver
 
 CODE = """\
@@ -261,12 +262,10 @@ def a_part_of_a_running_mesh_is_stopped_and_started(run: Run) -> None:
             mesh.stop()
 
 
-def open_transactions(run: Run) -> list[str]:
-    """The transactional ids whose transaction is neither committed nor aborted."""
+def nothing_is_open(run: Run) -> None:
+    """Check that no transaction of a mesh is open."""
     with admin(run) as client:
-        rows = [row for some in client.list_transactions().values() for row in some]
-    over = {"Empty", "CompleteCommit", "CompleteAbort", "Dead"}
-    return sorted(f"{row.transactional_id}: {row.state.value}" for row in rows if row.state.value not in over)
+        same(open_transactions(client), [], "open transactions")
 
 
 @case(kop=True, kafka=False, limit=240, alone=True)
@@ -283,7 +282,7 @@ def a_mesh_is_run_by_its_name_elsewhere_and_ends_at_once(run: Run) -> None:
             with flow.numbers():
                 flow.goes_on()
                 seconds = driver.stop()
-                same(open_transactions(run), [], "open transactions")
+                nothing_is_open(run)
                 same(seconds <= CTRL_C_SECONDS * PATIENCE, True, f"Ctrl-C took {seconds:.2f} s")
                 flow.is_right(flow.values())
                 same("gone" if flow.status()["state"] == "running" else "ended", "ended", "its state")
@@ -291,6 +290,6 @@ def a_mesh_is_run_by_its_name_elsewhere_and_ends_at_once(run: Run) -> None:
                 flow.goes_on()
                 flow.ends_well()
                 driver.stop()
-                same(open_transactions(run), [], "open transactions")
+                nothing_is_open(run)
         finally:
             driver.kill()
