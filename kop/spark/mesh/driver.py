@@ -193,29 +193,24 @@ class MeshDriver:
 
     def run(self) -> bool:
         """Run until `stop`, until the mesh is deleted, or, with `once`, until all records are done. Returns if all work
-        that was begun is committed.
+        that was begun is committed. The mesh is this driver's until `close`.
 
         Requests of others are carried out meanwhile: another definition, a stop, a start.
         """
         self._topic.make()
         self._turn.start()
         is_whole = True
-        try:
-            while (definition := self._wait_for_turn()) is not None:
-                if not self._take_up(definition):
-                    continue
-                is_over = self._look_after()
-                is_whole = self._end()
-                if is_over:
-                    break
-                self._end_queries()
-            return is_whole
-        finally:
-            self._turn.close()
-            self._hub.close()
-            self._topic.close()
-            self._reports.close()
-            self._edges.close()
+        while (definition := self._wait_for_turn()) is not None:
+            if not self._take_up(definition):
+                continue
+            is_over = self._look_after()
+            if is_over:  # it takes some tenths of a second to leave the workers, as the end of a batch does
+                threading.Thread(target=self._followed.close, name="kop-mesh-leave", daemon=True).start()
+            is_whole = self._end()
+            if is_over:
+                break
+            self._end_queries()
+        return is_whole
 
     def _wait_for_turn(self) -> MeshDefinition | None:
         """Wait until this driver is the one of the mesh and the mesh is to run, and return its definition; None if the
@@ -751,21 +746,30 @@ class MeshDriver:
         return is_whole
 
     def _end_queries(self) -> None:
-        """Remove the queries, once they have ended, so that others can start; reports still name them."""
-        self.close(stops_queries=True)
+        """End the queries, so that others can start; reports still name them."""
         for query in self._queries:
-            query.query = None
-
-    def close(self, *, stops_queries: bool) -> None:
-        """Remove the queries' checkpoints, after `run`; with `stops_queries` end the queries first, since the session
-        goes on.
-        """
-        for query in self._queries:
-            if stops_queries and query.query is not None:
+            if query.query is not None:
                 with suppress(Exception):
                     query.query.stop()
+            query.query = None
+        self._remove_checkpoints()
+
+    def _remove_checkpoints(self) -> None:
+        for query in self._queries:
             if not query.folder:
                 shutil.rmtree(query.checkpoint, ignore_errors=True)
+
+    def close(self, *, stops_queries: bool) -> None:
+        """Let another driver have the mesh, after `run`. With `stops_queries` end the queries first, since the session
+        goes on; else it has ended: what its queries had not finished is done again by who comes next.
+        """
+        if stops_queries:
+            self._end_queries()
+        else:
+            self._remove_checkpoints()
+        self._turn.close()
+        for other in (self._hub, self._topic, self._reports, self._edges):
+            other.close()
 
 
 def _stopped(query: _Query) -> _Query:

@@ -48,6 +48,8 @@ class FollowedMesh:
         self._patience = patience
         self._topic_names = topic_names
         self._file = file
+        self._closing = threading.Lock()
+        self._is_closed = False
         self._folder = tempfile.TemporaryDirectory(prefix="kop-packages-")
         self._registry = new_registry(settings, self._folder.name, topic_names, patience)
 
@@ -56,9 +58,12 @@ class FollowedMesh:
         self._registry.start()
 
     def close(self) -> None:
-        """Lead no more, and stop following."""
-        self._registry.close()
-        self._folder.cleanup()
+        """Lead no more, and stop following. Another call waits for the first one."""
+        with self._closing:
+            if not self._is_closed:
+                self._is_closed = True
+                self._registry.close()
+                self._folder.cleanup()
 
     @property
     def definition(self) -> MeshDefinition | None:
