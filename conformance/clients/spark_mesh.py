@@ -234,7 +234,7 @@ def a_watermark_closes_windows_and_drops_late_records(run: Run) -> None:
         same(closed(), [(0, 2), (1, 1), (2, 1), (6, 1), (10, 1)], "in the end")
 
 
-class Lines(DataSource):
+class Lines(DataSource):  # type: ignore[misc]  # PySpark is not there for mypy
     """A format of a user with a writer for batches alone: a file of JSON lines for each task."""
 
     @classmethod
@@ -245,7 +245,7 @@ class Lines(DataSource):
         return LinesWriter(self.options["path"])
 
 
-class LinesWriter(DataSourceWriter):
+class LinesWriter(DataSourceWriter):  # type: ignore[misc]
     """The writer of `Lines`."""
 
     def __init__(self, path: str) -> None:

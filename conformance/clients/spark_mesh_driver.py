@@ -161,7 +161,7 @@ class Flow:
 
     def lag(self, code: str) -> int | None:
         """How many offsets a part has not processed."""
-        lags = {part["name"].rpartition("-")[2]: part["lag"] for part in self.status()["parts"]}
+        lags: dict[str, int | None] = {part["name"].rpartition("-")[2]: part["lag"] for part in self.status()["parts"]}
         return lags[code]
 
     def states(self) -> dict[str, str]:

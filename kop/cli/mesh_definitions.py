@@ -259,7 +259,7 @@ def _wait_until_stopped(settings: dict[str, Any], patience: float, name: str, pa
         report = report_of(settings, patience, name)
         if not is_driven(report) or state_of(report) not in {records.RUNNING, records.STARTING}:
             return
-        if part and state_of(report) == records.RUNNING and (report.get("revision") or 0) >= (revision or 0):
+        if part and report and state_of(report) == records.RUNNING and (report.get("revision") or 0) >= (revision or 0):
             return
         time.sleep(LOOK_SECONDS)
     fail(f"{part or name} was asked to stop, and has not within {STOP_SECONDS:g} s: a call takes long")

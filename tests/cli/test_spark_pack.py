@@ -31,7 +31,9 @@ def test_an_archive_has_the_environment_with_kop_as_files_and_without_what_execu
     assert write_archive(archive, tmp_path / "venv", {"kop": own}) == 5
     with tarfile.open(archive) as written:
         there = {name.removeprefix("./") for name in written.getnames() if written.getmember(name).isreg()}
-        assert there == {f"{packages}/{name}" for name in ("a.py", "pyspark/core.py", "kop/__init__.py", "kop/_native.so")}
+        assert there == {
+            f"{packages}/{name}" for name in ("a.py", "pyspark/core.py", "kop/__init__.py", "kop/_native.so")
+        }
         assert written.getmember("./bin/python").linkname == "/usr/bin/python3"
 
 
