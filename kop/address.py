@@ -37,7 +37,9 @@ def is_loopback(host: str) -> bool:
 
 
 def parse_address(text: str) -> Address:
-    """Read `HOST:PORT`, `[V6]:PORT`, `:PORT` or `*:PORT`. Raises ValueError with a line for people."""
+    """Return the address in `HOST:PORT`, `[V6]:PORT`, `:PORT` or `*:PORT`; the last two have an empty host. Raises
+    ValueError with a line for people.
+    """
     text = text.strip()
     if "://" in text:
         raise ValueError(f"must be HOST:PORT without a scheme: {text.partition('://')[2]}")

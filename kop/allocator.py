@@ -41,7 +41,8 @@ def _libc() -> ctypes.CDLL | None:
 
 @cache
 def keep_large_buffers(free_bytes: int = 64 << 20) -> None:
-    """Make buffers of up to 32 MiB come from the heap, and make the heap keep up to `free_bytes` of free memory.
+    """Make buffers of up to 32 MiB come from the heap, and make the heap keep up to `free_bytes` of free memory; do
+    nothing without glibc.
 
     It holds for the whole process. A process whose large buffers come and go by the gigabyte, as those of a cache do
     when topics are deleted, pays for fresh pages again and again if it keeps less than that.
@@ -53,13 +54,15 @@ def keep_large_buffers(free_bytes: int = 64 << 20) -> None:
 
 
 def share_arenas(arenas: int = 2) -> None:
-    """Make all threads share this number of malloc's arenas. To be called before the first thread is started."""
+    """Make all threads share this number of malloc's arenas; do nothing without glibc. To be called before the first
+    thread is started.
+    """
     if (libc := _libc()) is not None:
         libc.mallopt(_M_ARENA_MAX, arenas)
 
 
 def resident_bytes() -> int:
-    """Return how much memory of the machine this process has now; 0 if the system does not tell."""
+    """Return the bytes of the machine's memory that this process has now; 0 if the system does not tell."""
     try:
         with open("/proc/self/statm", "rb") as statm:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -68,6 +71,6 @@ def resident_bytes() -> int:
 
 
 def give_back() -> None:
-    """Return free memory to the system. It takes milliseconds, so it is for idle moments."""
+    """Return free memory to the system; do nothing without glibc. It takes milliseconds, so it is for idle moments."""
     if (libc := _libc()) is not None:
         libc.malloc_trim(0)

@@ -95,11 +95,10 @@ class MemoryStore(Protocol):
 
 def run(config: Config, *, worker: int | None = None, serves: Callable[[Config, Serving], None] | None = None) -> None:
     """Serve until SIGINT or SIGTERM; returns when everything is stopped and synced. `serves` is called once the broker
-    serves.
+    serves; without it the banner is printed. Logs to stderr, and raises the process's limit of open files.
 
-    `worker`: the number of this process among several that share the listeners.
-
-    KopError if storage cannot be opened, OSError if an address cannot be bound.
+    `worker`: the number of this process among several that share the listeners. KopError if storage cannot be opened,
+    OSError if an address cannot be bound.
     """
     _log_to_stderr(config)
     allocator.keep_large_buffers(max(config.kop_cache_bytes, 64 << 20))
@@ -144,7 +143,8 @@ def _tell_of_slower_parts() -> None:
 
 
 def _run_worker(config: Config, served: Synchronized[int], index: int) -> None:
-    """Serve as one worker, on the shared listeners and on one of its own that clients are told of.
+    """Serve as one worker, on the shared listeners and on one of its own that clients are told of. An error of the
+    start is logged and ends the process with status 1.
 
     `served` counts the workers that have come to serve: the one that completes them prints the banner of all.
     """
@@ -167,8 +167,8 @@ def _run_worker(config: Config, served: Synchronized[int], index: int) -> None:
 
 
 def _leave_alone_what_is_there() -> None:
-    """Exclude all present objects from Python's garbage collection, since they stay, and let it look at later ones less
-    often.
+    """Collect garbage once, then exclude all present objects from Python's garbage collection, since they stay, and let
+    it look at later ones less often.
     """
     gc.collect()
     gc.freeze()
@@ -405,7 +405,9 @@ async def start(
 
 
 async def with_security(config: Config, work: Callable[[SecurityState], Awaitable[T] | T]) -> T:
-    """Return the result of `work` on the users and ACLs of a store. KopError if a broker has the store open."""
+    """Open the store, and return the result of `work` on its users and ACLs; the store is closed then. KopError if it
+    cannot be opened, as when a broker has it open.
+    """
     broker_configs = BrokerConfigs(config.table())
     topic_configs = TopicConfigs(broker_configs)
     async with AsyncExitStack() as stack:
@@ -499,7 +501,9 @@ def _store_path(config: Config) -> Path:
 async def _listen(
     server: Server, listening: Sequence[Endpoint], securities: Sequence[ListenerSecurity]
 ) -> list[tuple[str, int]]:
-    """Open the sockets of the listeners; return their addresses."""
+    """Open the sockets of the listeners; return their addresses. A listener without a name on an address that this
+    machine does not have is logged and left out, if there is another one. OSError if one cannot be bound.
+    """
     bound: list[tuple[str, int]] = []
     ports: dict[str, int] = {}
     for endpoint, security in zip(listening, securities, strict=True):
@@ -530,7 +534,9 @@ def _has_peers(config: Config) -> bool:
 def _this_broker(
     node_id: int, listening: Sequence[Endpoint], bound: Sequence[tuple[str, int]], between: int
 ) -> LiveBroker:
-    """Return this broker as the others name it to their clients."""
+    """Return this broker as the others name it to their clients. `between` is the place in `listening` of the listener
+    by which brokers call one another; `bound` are the listeners' addresses.
+    """
 
     def told(place: int) -> tuple[str, int]:
         endpoint = listening[place]

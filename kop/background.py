@@ -97,12 +97,12 @@ async def retried(
     seconds: float,
     waiting: Callable[[str], None] | None = None,
 ) -> T:
-    """Call `work` until it succeeds, and return its result. Raises its error if `passes` says that it will not pass, or
-    if `seconds` are over since the first failure.
+    """Call `work` until it succeeds, and return its result. Raises its error if `passes` returns false for that, or if
+    the tries have gone on for `seconds`.
 
-    `what` completes "cannot ...". Pauses grow to 5 s. Each failure is a line in the log; `waiting` gets the same text.
-    With endless `seconds` nobody waits for it at a terminal: there is a line only if it has failed for half a minute,
-    and now and then while that lasts.
+    `what` completes "cannot ...". Pauses grow to 5 s. Each failure that is followed by another try is a line in the
+    log; `waiting` gets the same text. With endless `seconds` nobody waits for it at a terminal: there is a line only if
+    it has failed for half a minute, and now and then while that lasts.
     """
     began = clock.monotonic()
 
@@ -146,8 +146,7 @@ async def retried(
 
 
 def every(loop: asyncio.AbstractEventLoop, seconds: float, what: str, work: Callable[[], None]) -> Callable[[], None]:
-    """Call `work` once in so many seconds, the first time after as many; an exception is reported by `tell` and ends
-    nothing.
+    """Call `work` every `seconds`, the first time after as many; an exception is reported by `tell` and ends nothing.
 
     Returns a function that ends the calls.
     """
@@ -178,11 +177,12 @@ def tell(
     kind: str | None = None,
     level: int = logging.WARNING,
 ) -> None:
-    """Report that a round of work in the background failed; see `repeat`.
+    """Report that a round of work in the background failed: to `failed`, if it is given; see `repeat`.
 
-    Each that `failed` does not take is counted in kop_background_failures_total under `kind`, which is `what` where
-    that does not vary. The log has the first of those that say the same, and one again every few minutes while they
-    last; `level` is that of a failure which is expected, such as one of storage.
+    Else, or if `failed` itself fails, the failure is counted in kop_background_failures_total under `kind`, or under
+    `what` if that does not vary, and logged: the first of those that say the same, and one again every five minutes
+    while they last. `level` is that of a failure which is expected, such as one of storage; a fault of this program is
+    an error, with its traceback.
     """
     if failed is not None:
         try:

@@ -57,8 +57,8 @@ _SERVICE_LINK = re.compile(
 
 
 def default_store(environ: Mapping[str, str]) -> str:
-    """Return the path at which the SQLite database lies if no store is set: in the user's data directory (XDG), never a
-    temporary one.
+    """Return the store that is used if none is set, `sqlite:PATH`: the database lies in the user's data directory
+    (XDG), never in a temporary one.
     """
     home = environ.get("XDG_DATA_HOME", "")
     if not os.path.isabs(home):  # XDG: relative paths are to be ignored
@@ -71,7 +71,8 @@ _LEAST_CACHE, _MOST_CACHE = 64 << 20, 2 << 30
 
 
 def default_cache_bytes(workers: int, usable: int) -> int:
-    """Return `kop.cache.bytes` of each worker when nobody says: its part of an eighth of the memory that may be used.
+    """Return `kop.cache.bytes` of each worker when nobody says: its part of an eighth of the `usable` bytes of memory,
+    of 64 MiB at least and 2 GiB at most for all workers together.
 
     An eighth, because what requests hold, the interpreter, and on one machine also Pulsar or SQLite's page cache need
     memory too.
@@ -111,7 +112,7 @@ class ProcessSettings(Settings):
     )
 
     def problems(self) -> Iterable[str]:
-        """Return a line of error if kop.workers is above 1 and the store takes only one process."""
+        """Yield a line of error if kop.workers is above 1 and the store takes only one process."""
         yield from super().problems()
         if self.kop_workers > 1 and not self.store.startswith("pulsar"):
             yield "kop.workers (--workers) above 1 needs a store (--store) pulsar://...: others have one process"
@@ -148,14 +149,16 @@ class Config(
         return kind.model_construct(**{name: present[name] for name in kind.model_fields if name in present})
 
     def of_mechanism(self, kind: type[SettingsT], listener: str, mechanism: str) -> SettingsT:
-        """Return the settings of one room for logins by a mechanism at a listener."""
+        """Return the settings of one room for logins by a mechanism at a listener: values of the two together go before
+        those of the listener, and these before those of all listeners.
+        """
         special = self._by_listener.get(f"{listener}.{mechanism.lower()}", {})
         return self.of(
             kind, listener=listener, **{name: special[name] for name in special if name in kind.model_fields}
         )
 
     def problems(self) -> Iterable[str]:
-        """Return a line for each contradiction between the settings of several rooms."""
+        """Yield a line for each contradiction between the settings of several rooms, and those of each room."""
         yield from super().problems()
         if self.authorizer_class_name == PULSAR_AUTHORIZER and not self.store.startswith("pulsar"):
             yield (
@@ -246,8 +249,8 @@ class Config(
         return {field.alias or attribute: field for attribute, field in cls.model_fields.items()}
 
     def table(self) -> Iterator[SettingRow]:
-        """Yield each setting with its default, present value and meaning, package by package; then those of single
-        listeners.
+        """Yield each setting with its default, present value, origin and meaning, package by package; then those of
+        single listeners. Values of secrets are hidden.
         """
         fields = self.fields()
         for name, field in fields.items():
@@ -365,7 +368,9 @@ def _texts(given: Given) -> dict[str, str]:
 
 
 def _told(error: ValidationError, fields: Mapping[str, FieldInfo], given: Given, prefix: str = "") -> list[str]:
-    """Return a line for people for each error of pydantic's."""
+    """Return a line for people for each error of pydantic's, with the setting's value and origin; secrets, and users in
+    addresses, are hidden. `prefix` goes before the name.
+    """
     lines = []
     for entry in error.errors():
         if entry["type"] == "default_factory_not_called":

@@ -179,8 +179,8 @@ class KopError(Exception):
         return f"{self.code.name}: {self.message}" if self.message else self.code.name
 
     def fresh_copy(self) -> Self:
-        """Return the same error without traceback, cause and context, for one of several requests that are told of it
-        and may raise it.
+        """Return a copy of the error without traceback, cause and context, for one of several requests that are told of
+        it and may raise it.
         """
         copy = type(self).__new__(type(self))
         copy.args = self.args
@@ -207,7 +207,9 @@ class InternalError(KopError):
 
 
 class StateRecordError(InternalError):
-    """An error for a record of a state topic that cannot be decoded."""
+    """An error for a record of a state topic that cannot be decoded, or that cannot be encoded because it is too
+    large.
+    """
 
 
 Error = TypeVar("Error", bound=BaseException)
@@ -228,8 +230,8 @@ R = TypeVar("R")
 
 
 def raises_without_frames(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a decorator for functions that work on large buffers: it strips the frames, which hold the buffers, from
-    their KopErrors.
+    """Return `function` such that its KopErrors come without the frames that they went through: for functions that work
+    on large buffers, which those frames hold.
     """
 
     @wraps(function)

@@ -20,16 +20,18 @@ class LogFormat(logging.Formatter):
     """The format of records, with controls escaped as Python writes them."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Return the line of a record."""
+        """Return the line of a record, with control characters as Python escapes them."""
         return _escaped(super().formatMessage(record))
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a record, and those of its traceback behind it."""
+        """Return the line of a record, and behind it those of its traceback, made anew and indented."""
         record.exc_text = None  # what another handler has kept is of another form
         return super().format(record)
 
     def formatException(self, ei: Any) -> str:
-        """Return the lines of a traceback, which are not at the beginning of a line: an error may quote a client."""
+        """Return the lines of a traceback, each indented and with control characters escaped, because an error may
+        quote a client: no line of its text looks like one of the log.
+        """
         return "\n".join(_MARGIN + _escaped(line) for line in super().formatException(ei).split("\n"))
 
 

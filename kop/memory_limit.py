@@ -17,7 +17,8 @@ _V1_FILES: Final = ("memory.limit_in_bytes",)
 
 
 def usable_bytes(root: Path = Path("/")) -> int:
-    """Return the least of the limits that hold for this process; 0 if the system tells none. `root` is the file system.
+    """Return the least of the memory limits, in bytes, that hold for this process; 0 if the system tells none. `root`
+    is the file system.
 
     A process in a container may see the name of its control group, and not the group itself: then the limits of those
     above it hold that are there, of which the container's own one is the highest.
@@ -56,7 +57,9 @@ def _groups(root: Path) -> Iterator[int]:
 
 
 def _limits(mount: Path, path: str, names: tuple[str, ...]) -> Iterator[int]:
-    """Yield the memory limits of a control group and of all groups above it, as far as they are visible."""
+    """Yield the memory limits, in bytes, of the control group at `path` and of all groups above it, as far as files of
+    these names are visible below `mount`.
+    """
     inside = PurePosixPath(path.lstrip("/"))
     for group in (inside, *inside.parents):
         for name in names:

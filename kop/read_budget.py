@@ -46,8 +46,9 @@ class BudgetShare:
         self._ended = False
 
     async def take(self, burst: int) -> None:
-        """Wait until the budget has room for the `burst` bytes of a reader's first answer. Nothing may be asked of
-        Pulsar before.
+        """Wait until the budget has room for the `burst` bytes of a reader's first answer, then count them as held by
+        this share. Nothing may be asked of Pulsar before. If `holds` is not called within the budget's `slow_seconds`,
+        the share counts as nothing.
         """
         await self._pool.room(burst)
         if not self._ended:
@@ -63,7 +64,9 @@ class BudgetShare:
         return self._pool.ahead
 
     def holds(self, size: int) -> None:
-        """Set the bytes that the reader holds. If it was late, and there is no room for them, it is closed."""
+        """Set the bytes that the reader holds. If its first entries came late and there is no room for them, the share
+        ends and its reader is closed (`drop`).
+        """
         if self._ended:
             return
         self._end_slow()
@@ -87,7 +90,7 @@ class BudgetShare:
             self._pool.wake()
 
     def end(self) -> None:
-        """Give the share's room back: its holder is closed."""
+        """Give the share's room back for good, since its holder is closed. Nothing if it has ended already."""
         self._pool.idle.pop(self, None)
         self._end_slow()
         if not self._ended:
@@ -139,7 +142,9 @@ class ReadBudget:
         return self.held - sum([share.held for share in self.idle]) >= self._max_bytes
 
     async def room(self, burst: int) -> None:
-        """Wait until there is room for `burst` bytes. One reader is let in whatever its size."""
+        """Wait until there is room for `burst` bytes, for which idle shares are dropped. If nothing is held, any number
+        has room. Nothing is counted: `change` does that.
+        """
         while self.held and self.held + burst > self._max_bytes:
             if self._evict():
                 continue
@@ -155,14 +160,14 @@ class ReadBudget:
                 raise
 
     def lacks_room(self, share: BudgetShare) -> bool:
-        """Return true if all shares hold more than the budget, none of them is idle, and there is another one beside
-        this.
+        """Return true if more is held than the budget has, and not by `share` alone. After `change` that means that no
+        share is idle any more.
         """
         return self.held > max(self._max_bytes, share.held)
 
     def change(self, share: BudgetShare, size: int) -> None:
-        """Set the bytes that a share holds: idle shares are dropped if that is too much, and a waiting reader is let in
-        if it is less.
+        """Set the bytes that a share holds: idle shares are dropped if that is too much, and the reader that waits
+        longest checks again if it is less. `on_change` is called if about a MiB more or less is held than it was told.
         """
         grown = size - share.held
         if not grown:

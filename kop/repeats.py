@@ -31,8 +31,8 @@ class Repeats:
         """
 
     def say(self, key: object, now: float) -> int | None:
-        """Return the number of times that the line of `key` was left out since it was last written, if it is to be
-        written now; None if it is not.
+        """Note that the line of `key` is due at `now`. Return the number of times that it was left out since it was
+        last written, if it is to be written now; None if it is not.
         """
         said, seen, kept = self._known.pop(key, (now, now, -1))
         again = kept < 0 or now - seen > _QUIET_SECONDS or now - said > _REMIND_SECONDS

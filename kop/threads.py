@@ -35,7 +35,9 @@ def tell(name: str, error: BaseException) -> None:
 
 
 def begin(name: str, work: Callable[[], None], ended: Ended) -> threading.Thread:
-    """Run `work` on a thread of its own. `ended` is called if an exception ends it."""
+    """Run `work` on a new daemon thread, which is returned. `ended` is called on it, with the thread's name, if an
+    exception ends `work`.
+    """
 
     def run() -> None:
         try:
@@ -81,8 +83,8 @@ class Threads(Executor):
         self._threads = [begin(f"{name}_{number}", self._work, self._one_ended) for number in range(count)]
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Call `fn` on a thread of the pool; returns the future of its result. RuntimeError if no more jobs are
-        accepted.
+        """Queue `fn` for a thread of the pool; returns the future of its result, which has BackendError if a thread
+        ends before. RuntimeError if no more jobs are accepted.
         """
         if self._closed:
             raise RuntimeError("the threads have ended")
@@ -91,8 +93,8 @@ class Threads(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Accept no more jobs, and end the threads when all jobs are done. Unlike other pools, this one cancels no
-        jobs.
+        """Accept no more jobs, end the threads when all jobs are done, and with `wait` wait for that. Unlike other
+        pools, this one cancels no jobs.
         """
         self._closed = True
         for _ in self._threads:
@@ -113,7 +115,7 @@ class Threads(Executor):
             self._refuse_all(f"the thread {name} has ended")
 
     def _refuse_all(self, text: str) -> None:
-        """Fail all calls that wait, since a thread of the pool has ended and nobody may take them."""
+        """Fail all calls that wait with BackendError, since a thread of the pool has ended and nobody may take them."""
         while True:
             try:
                 job = self._jobs.get_nowait()

@@ -24,7 +24,9 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait for one of the places that limit how many work at the same time, and hold it inside the block."""
+        """Wait for one of the places that limit how many work at the same time, and hold it inside the block; after
+        `slow_seconds` it goes to the next task, though the block goes on.
+        """
         await self._places.acquire()
         held = True
 

@@ -43,14 +43,17 @@ class Settings(BaseModel):
             yield name, "[hidden]" if field is not None and "password" in field.metadata and value else value
 
     def problems(self) -> Iterable[str]:
-        """Return a line for each contradiction between settings. A room that has some adds them to those of `super`."""
+        """Return a line for each contradiction between settings. A subclass that has some adds them to those of
+        `super`.
+        """
         return ()
 
 
 def setting(
     name: str, default: Any, doc: str, *, by_listener: bool = False, by_mechanism: bool = False, **limits: Any
 ) -> Any:
-    """Declare a setting. A `default` that is made of the settings before it is a function of these.
+    """Declare a setting: return pydantic's field for it. A `default` that is made of the settings before it is a
+    function of these; `limits` are pydantic's.
 
     Kafka's settings have Kafka's names; ours begin with `kop.`, or have no dot. With `by_listener` a listener may have
     a value of its own, which is given with `listener.name.NAME.` before the name; with `by_mechanism` too each of its

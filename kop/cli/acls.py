@@ -53,7 +53,9 @@ def command() -> None:
 
 
 def resource_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that name resources."""
+    """Add the options that name resources: topics, groups, transactional ids, the cluster, delegation tokens, tokens of
+    users.
+    """
     for option in (
         click.option("--user-principal", "user", multiple=True, metavar="TYPE:NAME", help="The tokens of a user."),
         click.option("--delegation-token", multiple=True, metavar="ID"),
@@ -67,7 +69,7 @@ def resource_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _resources(kinds: Mapping[str, Any]) -> list[tuple[int, str]]:
-    """Return type and name of each resource that options name."""
+    """Return Kafka's number of the type, and the name, of each resource that options name."""
     named = [
         (TYPES[kind.replace("_", "-")], name) for kind, names in kinds.items() if kind != "cluster" for name in names
     ]
@@ -134,7 +136,9 @@ def add(
 
 
 def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options by which ACLs are chosen."""
+    """Add the options by which ACLs are chosen: those of `resource_options`, principal, pattern, operation, host, and
+    if they allow or deny.
+    """
     for option in (
         click.option("--deny", "permission", flag_value="deny", help="Only what is denied."),
         click.option("--allow", "permission", flag_value="allow", help="Only what is allowed."),

@@ -63,7 +63,9 @@ def _row(client: Any, cluster: Any, broker: Any) -> dict[str, object]:
 
 
 def _engine(client: Any, number: int) -> str | None:
-    """Return the storage engine of a broker of kop, by its setting `store`; None for other brokers."""
+    """Return the storage engine of a broker of kop, such as sqlite, by its setting `store`; None for other brokers.
+    Raises kafka-python's errors.
+    """
     from kafka.admin import ConfigResource, ConfigResourceType
 
     asked = ConfigResource(ConfigResourceType.BROKER, str(number), ["store"])

@@ -97,7 +97,9 @@ def _make(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int)
 
 
 def _authority(folder: Path) -> Issued:
-    """Return the CA that is in the folder."""
+    """Return the CA that is in the folder, certificate and key. The command ends if they are not those of `kop
+    certs`.
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key

@@ -78,7 +78,7 @@ Examples:
 def command(bootstrap: str, admin_url: str | None) -> None:
     """Run a round trip against a server and say what works: exit code 0 if all of it does, else 1.
 
-    It speaks to the server without encryption or login.
+    It speaks to the server without encryption or login, unless --client-config says otherwise.
     """
     quiet_client()
     config = Config.load(os.environ.get("KOP_CONFIG") or None)
@@ -127,8 +127,9 @@ def _is_default(option: str) -> bool:
 
 
 def _pulsar_steps(url: str, config: Config) -> list[Step]:
-    """Return the steps that look at the Pulsar behind a gateway: reading its brokers' settings, the rights of the
-    gateway's role, then one step for each of the settings that matter, and for entries that are older than the index.
+    """Return the steps that look at the Pulsar behind a gateway, whose admin REST is at `url`: reading its brokers'
+    settings, the rights of the gateway's role, then one step for each of the settings that matter, and, unless offsets
+    are packed, for entries that are older than the index. Nothing is asked before a step is called.
     """
     settings: dict[str, str] = {}
 
@@ -181,7 +182,10 @@ def _pulsar_steps(url: str, config: Config) -> list[Step]:
 
 
 def _run(steps: Sequence[Step], worked: set[str], failed: list[str], cautions: list[str], width: int) -> None:
-    """Run each step whose needs are among `worked`, print how it went, and add its name to `worked` or to `failed`."""
+    """Run each step whose needs are among `worked`, print how it went, and add its name to `worked` or to `failed`, and
+    to `cautions` if its detail is a `Caution`. End early if the server cannot be reached. `width` is the room for
+    names.
+    """
     for name, step, needs in steps:
         missing = [need for need in needs if need not in worked]
         if missing:
@@ -241,7 +245,9 @@ class RoundTrip:
         """The end offset of the check's topic: the number of records that were produced to its partition 0."""
 
     def connect(self) -> str:
-        """Connect by TCP, and ask for ApiVersions and Metadata."""
+        """Connect by TCP, and ask for ApiVersions and Metadata. Return a line with the number of brokers; the command
+        ends, or kafka-python's error is raised, if the server does not answer.
+        """
         reach(self.bootstrap)
         with admin(self.bootstrap) as server:
             count = len(brokers(server))
@@ -249,7 +255,7 @@ class RoundTrip:
 
     def addresses(self) -> str:
         """Check that every broker can be reached at the address that the server gives for it, and that it says which
-        APIs it serves.
+        APIs it serves. Return a line with the addresses; CliError if one cannot be reached.
         """
         with admin(self.bootstrap) as server:
             named_brokers = brokers(server)
@@ -261,7 +267,9 @@ class RoundTrip:
         return f"{shown}: {len(versions[0].api_versions)} APIs, as Kafka {versions[0].broker_version_str}"
 
     def create_topic(self) -> str:
-        """Create the check's topic by CreateTopics, and check that Metadata shows it."""
+        """Create the check's topic, of two partitions, by CreateTopics, and check that Metadata shows it. Return a line
+        that says so; CliError if the server refuses it.
+        """
         with admin(self.bootstrap) as server:
             wanted = {self.name: {"num_partitions": 2, "configs": {"retention.ms": "3600000"}}}
             result = server.create_topics(wanted, raise_errors=False)["topics"][0]
@@ -271,7 +279,9 @@ class RoundTrip:
         return f"{self.name} with 2 partitions"
 
     def change_config(self) -> str:
-        """Change a config of the check's topic by IncrementalAlterConfigs, and read it back by DescribeConfigs."""
+        """Change a config of the check's topic by IncrementalAlterConfigs, and read it back by DescribeConfigs. Return
+        a line that says so; CliError if the server refuses it, or the config does not read so after 20 s.
+        """
         from kafka.admin import ConfigResource, ConfigResourceType
 
         with admin(self.bootstrap) as server:
@@ -290,7 +300,9 @@ class RoundTrip:
                 time.sleep(0.2)
 
     def produce_and_fetch(self, codec: str) -> str:
-        """Produce records with acks=all as an idempotent producer, fetch them, and compare every byte."""
+        """Produce 50 records in this codec with acks=all as an idempotent producer, fetch them, and compare every byte.
+        Return a line that says so; CliError if anything differs. `end` is set to the offset behind them.
+        """
         from kafka import TopicPartition
 
         sent = [
@@ -317,7 +329,9 @@ class RoundTrip:
         return f"{RECORDS} produced, fetched and equal"
 
     def find_offsets(self) -> str:
-        """Ask ListOffsets for the first offset, for the end, and for an offset by time."""
+        """Ask ListOffsets for the first offset, for the end, and for an offset by time. Return a line with the three;
+        CliError if one is wrong.
+        """
         from kafka import TopicPartition
         from kafka.protocol.consumer import OffsetSpec, OffsetTimestamp
 
@@ -332,7 +346,9 @@ class RoundTrip:
         return f"first 0, end {self.end}, by time 0"
 
     def consumer_group(self) -> str:
-        """Consume as a member of a group: JoinGroup, SyncGroup, Fetch, OffsetCommit, OffsetFetch, LeaveGroup."""
+        """Consume as a member of a group: JoinGroup, SyncGroup, Fetch, OffsetCommit, OffsetFetch, LeaveGroup. Return a
+        line that says so; CliError if partitions, records or the committed offset are not as they have to be.
+        """
         from kafka import TopicPartition
 
         settings = {"group_id": self.name, "enable_auto_commit": False, "auto_offset_reset": "earliest"}
@@ -349,7 +365,9 @@ class RoundTrip:
         return f"joined, read {len(got)} records, committed"
 
     def committed_offset(self) -> str:
-        """Ask by DescribeGroups and OffsetFetch, as a client outside of the group, for the offset that it committed."""
+        """Ask by DescribeGroups and OffsetFetch, as a client outside of the group, for the offset that the group
+        committed. Return a line with it; CliError if it is another, or the group still has a member.
+        """
         from kafka import TopicPartition
 
         with admin(self.bootstrap) as server:
@@ -365,7 +383,9 @@ class RoundTrip:
         return f"{committed.offset} kept after the member left"
 
     def delete_group(self) -> str:
-        """Delete the check's consumer group by DeleteGroups."""
+        """Delete the check's consumer group by DeleteGroups. Return a line that says so; CliError if the server refuses
+        it.
+        """
         from kafka import errors
 
         with admin(self.bootstrap) as server:
@@ -375,7 +395,9 @@ class RoundTrip:
         return "gone"
 
     def delete_topic(self) -> str:
-        """Delete the check's topic by DeleteTopics, and check that Metadata does not show it any more."""
+        """Delete the check's topic by DeleteTopics, and check that Metadata does not show it any more. Return a line
+        that says so; CliError if the server refuses it, or still shows it after 20 s.
+        """
         with admin(self.bootstrap) as server:
             result = server.delete_topics([self.name], raise_errors=False)["topics"][0]
             if result["error_code"]:
@@ -389,7 +411,9 @@ class RoundTrip:
 
     @contextlib.contextmanager
     def cleaning_up(self, worked: set[str]) -> Iterator[None]:
-        """Delete the check's topic at the end of the block, even if Ctrl-C or a failure ends it early."""
+        """Delete the check's topic if an exception such as Ctrl-C ends the block after the step that made it, before
+        the one that deletes it. The block's exception goes on.
+        """
         try:
             yield
         except BaseException:
@@ -400,7 +424,9 @@ class RoundTrip:
 
     @staticmethod
     def _read(consumer: Any, count: int) -> Sequence[Any]:
-        """Poll the consumer until it has given `count` records or STEP_SECONDS have passed; return the records."""
+        """Poll the consumer until it has given `count` records or 20 s have passed; return the records, which may be
+        fewer or more.
+        """
         records_read: list[Any] = []
         end = clock.monotonic() + STEP_SECONDS
         while len(records_read) < count and clock.monotonic() < end:

@@ -42,7 +42,8 @@ class Caution(str):
 
 def entry_index(settings: Settings) -> str:
     """Check that Pulsar's brokers send the index of each entry, which is the Kafka offset, and the time at which they
-    took it.
+    took it. Return a line about it, a `Caution` without the time. CliError, with lines for broker.conf, without the
+    index.
     """
     given = [name.strip() for name in settings.get(_INTERCEPTORS, "").strip("[] ").split(",") if name.strip()]
     if f"{_PACKAGE}.{_INDEX}" not in given or not _is_on(settings, _EXPOSING):
@@ -60,8 +61,8 @@ def entry_index(settings: Settings) -> str:
 
 
 def _remedy(given: Sequence[str]) -> str:
-    """Return the lines to paste into broker.conf: the interceptors that the gateway needs, beside those that are
-    `given`.
+    """Return the lines to paste into broker.conf: the two interceptors that the gateway needs, and behind them those of
+    `given`, which the brokers have, that are others.
     """
     ours = [f"{_PACKAGE}.{name}" for name in (_INDEX, _TIMES)]
     names = ",\\\n".join([*ours, *(name for name in given if name not in ours)])
@@ -69,7 +70,9 @@ def _remedy(given: Sequence[str]) -> str:
 
 
 def topic_policies(settings: Settings) -> str:
-    """Check that Pulsar lets each topic have its own retention, compaction and deduplication."""
+    """Check that Pulsar lets each topic have its own retention, compaction and deduplication. Return a line that says
+    so; CliError if one of the two settings for it is off.
+    """
     off = [
         name
         for name in ("systemTopicEnabled", "topicLevelPoliciesEnabled")

@@ -81,8 +81,8 @@ class Suggesting(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the sub-command of that name; end with a usage error, and the command that may be meant, if there is
-        none.
+        """Find the sub-command that `args` begin with; return its name, the command, and the rest. End with a usage
+        error, which names the command that may be meant, if there is none.
         """
         try:
             return super().resolve_command(ctx, args)
@@ -109,7 +109,9 @@ class Ordered(Suggesting):
 
 
 def debug_option(command: Command) -> Command:
-    """Add `--debug`."""
+    """Add the flag `--debug` to a command, which does not get it: it shows tracebacks of failures, and the client's log
+    on stderr.
+    """
     return click.option(
         "--debug",
         is_flag=True,
@@ -120,7 +122,9 @@ def debug_option(command: Command) -> Command:
 
 
 def bootstrap_option(command: Command) -> Command:
-    """Add `--bootstrap`, `--client-config` and `--debug`."""
+    """Add `--bootstrap`, `--client-config` and `--debug` to a command. It gets `bootstrap` alone, checked; what the
+    file of --client-config says of TLS and logins is kept for `security`.
+    """
     command = click.option(
         "--client-config",
         metavar="FILE",
@@ -136,7 +140,9 @@ def bootstrap_option(command: Command) -> Command:
 
 
 def server_option(command: Command) -> Command:
-    """Add `--bootstrap` and `--debug`, for commands that have a file of client properties in another way."""
+    """Add `--bootstrap`, which the command gets checked, and `--debug`, for commands that have a file of client
+    properties in another way.
+    """
     command = debug_option(command)
     return click.option(
         "-b",
@@ -196,7 +202,9 @@ def _check_bootstrap(context: click.Context, __: click.Parameter, value: str) ->
 
 
 def pairs(values: Sequence[str], option: str) -> dict[str, str]:
-    """Return the pairs of an option NAME=VALUE that may be given several times, as a dict."""
+    """Return the pairs of an option NAME=VALUE that may be given several times, as a dict. A usage error, which names
+    `option`, if one has another form or a name is given twice.
+    """
     result: dict[str, str] = {}
     for value in values:
         name, equals, text = value.partition("=")
@@ -234,7 +242,7 @@ def reason(code: int, message: str | None = None) -> str:
 
 def named(text: str) -> str:
     """Return the error text of an admin call, `[Error 40] InvalidConfigurationError: words`, with Kafka's name of the
-    code.
+    code in the place of its beginning; any other text on one line.
     """
     match = re.match(r"\[Error (-?\d+)\] \w+:?\s*(.*)", text, re.DOTALL)
     if match is None:
@@ -271,7 +279,7 @@ def _bare(error: BaseException) -> str:
 
 
 def one_line(text: str, limit: int = 200) -> str:
-    """Return `text` on one line, shortened if it is long."""
+    """Return `text` on one line, cut to `limit` characters, the last three of them dots, if it is longer."""
     text = " ".join(text.split())
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
@@ -303,7 +311,9 @@ def addresses(bootstrap: str) -> list[Address]:
 
 
 def reach(bootstrap: str) -> None:
-    """End the command with an error line if no server accepts connections: kafka-python would retry in silence."""
+    """End the command with an error line if none of the servers accepts a TCP connection, each within 3 s: kafka-python
+    would retry in silence.
+    """
     problems = []
     for address in addresses(bootstrap):
         problem = unreachable(address)
@@ -315,7 +325,7 @@ def reach(bootstrap: str) -> None:
 
 
 def unreachable(address: Address) -> str | None:
-    """Return the reason why no TCP connection to `address` can be made; None if one can."""
+    """Return the reason why no TCP connection to `address` can be made within 3 s; None if one can."""
     try:
         with socket.create_connection((address.host, address.port), timeout=CONNECT_SECONDS):
             return None
@@ -331,6 +341,9 @@ def unreachable(address: Address) -> str | None:
 def client(kind: str, bootstrap: str, **settings: Any) -> Iterator[Any]:
     """Make a client of kafka-python (`KafkaAdminClient`, `KafkaProducer`, `KafkaConsumer`), connected; it is closed at
     the end of the block.
+
+    Ends the command with an error line if no server answers, or if the block fails since a broker cannot be reached at
+    the address that the server names.
     """
     quiet_client()
     reach(bootstrap)
@@ -379,7 +392,9 @@ def _manager(made: Any) -> Any:
 
 
 def ask_server(made: Any, request: Any) -> Any:
-    """Return the answer of any broker to a request of kafka-python's."""
+    """Return the answer of any broker to a request of kafka-python's, sent by the client `made`. Raises kafka-python's
+    errors.
+    """
     manager = _manager(made)
     return manager.run(manager.send, request)
 
@@ -391,7 +406,9 @@ def brokers(made: Any) -> list[tuple[int, Address]]:
 
 @contextlib.contextmanager
 def watched(made: Any) -> Iterator[None]:
-    """Run the block, and print to stderr which server a client waits for in vain: kafka-python retries in silence."""
+    """Run the block, and print to stderr which server a client waits for in vain, after 5 s and each 30 s: kafka-python
+    retries in silence.
+    """
     over = threading.Event()
     watch = threading.Thread(target=_watch, args=(made, over), daemon=True)
     watch.start()
@@ -423,8 +440,8 @@ def _watch(made: Any, over: threading.Event) -> None:
 
 
 def troubles(made: Any) -> dict[int, tuple[float, Address]]:
-    """Return the brokers that a client cannot reach or that owe it an answer: each with its address and the time since
-    which this lasts.
+    """Return the brokers that a client cannot reach, or that have owed it an answer for more than a second: each with
+    the monotonic time in seconds since which this lasts (of those out of reach, now) and its address.
     """
     manager = _manager(made)
     now = clock.monotonic()
@@ -452,9 +469,10 @@ def misadvertised(broker: int, address: Address, problem: str) -> str:
 
 
 def partitions_of(made: Any, topics: Iterable[str]) -> dict[str, set[int]]:
-    """Return the partitions of topics, asked for by their names: a server lists those of its own namespace only.
+    """Return the partitions of topics, asked for by their names through the client `made`: a server lists those of its
+    own namespace only.
 
-    A topic that does not exist has none.
+    A topic that does not exist has none; any other error ends the command.
     """
     from kafka import errors
     from kafka.protocol.metadata import MetadataRequest
@@ -475,14 +493,16 @@ def partitions_of(made: Any, topics: Iterable[str]) -> dict[str, set[int]]:
 
 @contextlib.contextmanager
 def admin(bootstrap: str) -> Iterator[Any]:
-    """Return a KafkaAdminClient of kafka-python, connected to the server; it is closed at the end of the block."""
+    """Make a KafkaAdminClient of kafka-python, connected to the server; it is closed at the end of the block. Ends the
+    command with an error line if no server answers.
+    """
     with client("KafkaAdminClient", bootstrap) as made:
         yield made
 
 
 def retrying(ask: Callable[..., T], *args: Any, seconds: float = 15.0, **kwargs: Any) -> T:
-    """Call `ask` and return its result; call it again while a coordinator is being found or is loading, as the admin
-    client does not by itself.
+    """Call `ask` with these arguments and return its result; call it again while a coordinator is being found or is
+    loading, as the admin client does not by itself. After so many seconds the error is raised, any other one at once.
     """
     from kafka import errors
 

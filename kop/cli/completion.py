@@ -47,7 +47,7 @@ Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 
 def _completing(ask: Callable[[Any], Iterable[str]]) -> Complete:
     """Return the completion of an option or argument by names that `ask` gets from a server; it gives none if the
-    server does not answer in time, or on any other error.
+    server does not answer within 0.8 s, or on any other error.
     """
 
     def complete(context: click.Context, _: click.Parameter, begin: str) -> list[str]:

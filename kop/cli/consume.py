@@ -125,7 +125,7 @@ def command(
     \\t and \\n are tab and new line.
 
     Without --read-committed records of open and of aborted transactions are printed, too, where the server hands them
-    out. --until-end stops in front of open transactions then, else behind the last record.
+    out, and --until-end stops behind the last record; with it, in front of open transactions.
     """
     begins = [from_beginning, offset is not None, since is not None]
     ends = [until_end, to_offset is not None, until is not None]
@@ -268,8 +268,8 @@ class Reading:
         self._last: float | None = clock.monotonic()
 
     def join(self, topics: Sequence[str]) -> None:
-        """Join the consumer's group for these topics. The time without records is counted from the first assignment of
-        partitions on.
+        """Make the consumer a member of its group for these topics, from its next poll on. The time without records is
+        counted from the first assignment of partitions on.
         """
         from kafka import ConsumerRebalanceListener
 
@@ -288,7 +288,9 @@ class Reading:
         self._consumer.subscribe(list(topics), listener=Listener())
 
     def records(self) -> Iterator[Any]:
-        """Yield records as they come, until one of the ends that were set."""
+        """Yield records as they come, until the ends that were set are reached, until none came for the time limit, or
+        until a signal. After the time limit `problem` says if there should have been more.
+        """
         open_ends = None if self.ends is None else dict(self.ends)
         while not self._stop.came:
             if open_ends is not None:
@@ -340,7 +342,9 @@ class Printed:
         self._last = clock.monotonic()
 
     def add(self, record: Any, counted: bool = True) -> None:
-        """Count a record that was printed, or left out by a filter; its offset may be committed from now on."""
+        """Note a record that was printed, or, if it is not `counted`, left out by a filter: in a group its offset may
+        be committed from now on, which is done each 5 s.
+        """
         from kafka import TopicPartition
 
         self.count += counted
@@ -351,9 +355,10 @@ class Printed:
 
     def commit(self, seconds: float | None = None) -> bool:
         """Commit the offsets of what was printed since the last commit, but of no partition that went to another
-        member.
+        member, within so many seconds.
 
-        Return false while the group rebalances: the offsets are kept for the next commit.
+        Return false while the group rebalances: the offsets are kept for the next commit. Else they are forgotten, also
+        if the group has moved on without this member, which is told.
         """
         from kafka import errors
         from kafka.structs import OffsetAndMetadata
@@ -372,10 +377,10 @@ class Printed:
         return True
 
     def finish(self, silent: bool = False) -> None:
-        """Commit what is left at the end of the command. A rebalance has some time to end first; what it brings is not
-        printed.
+        """Commit what is left at the end of the command. A rebalance has 30 s to end first; what it brings is not
+        printed. The command fails if the server does not answer the commit within 5 s.
 
-        A server that is `silent`, which owes an answer by now, has less time.
+        A server that is `silent`, which owes an answer by now, has 0.3 s.
         """
         from kafka import errors
 
@@ -408,7 +413,7 @@ def _writer(as_json: bool, template: str | None, print_key: bool, print_headers:
 
 def _parsed(template: str) -> list[bytes | Callable[[Any], bytes]]:
     """Return the parts of a --format template in order: bytes of fixed text, or a function that shows one field of a
-    record.
+    record. A usage error if it names a field that there is not.
     """
     parts: list[bytes | Callable[[Any], bytes]] = []
     for text, name in re.findall(r"([^{]+)|\{([^{}]*)\}?", template):

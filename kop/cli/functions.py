@@ -97,7 +97,7 @@ def command() -> None:
 
 
 def connection_options(command: Command) -> Command:
-    """Add the flags that say where Kafka is."""
+    """Add the flags that say where Kafka is: --client-config, --topic-namespace, --bootstrap, and --debug."""
     command = server_option(command)
     command = click.option(
         "--topic-namespace",
@@ -191,7 +191,9 @@ def localrun(
 
 
 def _end_at_once(_number: int, _frame: object) -> NoReturn:
-    """End the process: no message is being processed yet, and kafka-python swallows what a signal handler raises."""
+    """End the process with exit code 1: no message is being processed yet, and kafka-python swallows what a signal
+    handler raises.
+    """
     os.write(2, b"\nAborted!\n")
     os._exit(1)
 
@@ -202,7 +204,10 @@ def _begun(spec: FunctionSpec) -> str:
 
 
 def read_connection(bootstrap: str, client_config: str | None) -> tuple[dict[str, Any], float]:
-    """Return kafka-python's settings, and the seconds for which requests that fail for a time are tried again."""
+    """Return kafka-python's settings, and the seconds for which requests that fail for a time are tried again.
+    Properties of the file that have no effect, and the servers in question, are told on stderr. A usage error if a
+    property is wrong; the command ends if no server accepts a connection.
+    """
     from kop.client.errors import ClientError
     from kop.client.properties import connection, parse_properties
 
@@ -404,7 +409,9 @@ def test(samples: Any, as_json: bool, function_config_file: str | None, **flags:
 
 
 def _try(tries: TryOut, spec: FunctionSpec, samples: Any) -> list[tuple[lines.LineRecord, Tried]]:
-    """Call the function with each line of a file; returns the lines as records with the results."""
+    """Call the function with each line of a file; return the lines as records with the results. A usage error if a line
+    is no record, or names no topic where one is needed.
+    """
     tried = []
     for offset, line in enumerate(line for line in samples if line.strip()):
         try:
@@ -476,7 +483,7 @@ def _print_tried(spec: FunctionSpec, tries: TryOut, tried: list[tuple[lines.Line
 
 
 def _cell(value: bytes | None) -> str | None:
-    """Return bytes as text that fits into a table."""
+    """Return bytes as text that fits into a table, of 60 characters at most; None for None."""
     if value is None:
         return None
     text = value.decode(errors="backslashreplace")

@@ -102,7 +102,9 @@ def update(
 
 
 def _fqfn_of(config: dict[str, Any]) -> str:
-    """Remove tenant, namespace and name from the fields of a function, and return its full name."""
+    """Remove tenant, namespace, name and fqfn from the fields of a function, and return its full name, in
+    public/default unless they say otherwise. A usage error if they name no function.
+    """
     parts = (config.pop("tenant", None) or "public", config.pop("namespace", None) or "default")
     name, fqfn = config.pop("name", None), config.pop("fqfn", None)
     if not fqfn and not name:
@@ -416,7 +418,9 @@ def trigger(
 
 
 def _text_or_base64(name: str, data: bytes | None) -> dict[str, str | None]:
-    """Return bytes as a field of JSON, as `kop consume --json` does."""
+    """Return bytes as a field of JSON, as `kop consume --json` does: NAME with a text, or NAME_base64 if they are no
+    UTF-8.
+    """
     try:
         return {name: None if data is None else data.decode()}
     except UnicodeDecodeError:

@@ -101,12 +101,12 @@ def function_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def given_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags of a definition that were given, by their names."""
+    """Return the flags of a definition that were given, by their names, with - for _."""
     return {name.replace("_", "-"): value for name, value in flags.items() if value is not None}
 
 
 def config_file(path: str | None) -> tuple[str, str] | None:
-    """Return text and name of the file with a definition."""
+    """Return text and name of the file with a definition; None if no file is named."""
     return None if path is None else (Path(path).read_text(), path)
 
 
@@ -114,7 +114,9 @@ def config_file(path: str | None) -> tuple[str, str] | None:
 
 
 def function_name(command: Command) -> Command:
-    """Add NAME and Pulsar's flags for it; the command gets `fqfn`."""
+    """Add NAME and Pulsar's flags for it to a command, which gets `fqfn`, TENANT/NAMESPACE/NAME. A usage error if no
+    function is named, or more than one.
+    """
 
     def run(*, fqfn: str | None, **options: Any) -> Any:
         if fqfn is None:
@@ -125,7 +127,7 @@ def function_name(command: Command) -> Command:
 
 
 def function_name_if_any(command: Command) -> Command:
-    """Add NAME, as `function_name` does, for a command that works without it; `fqfn` is None then."""
+    """Add NAME, as `function_name` does, for a command that works without a function; `fqfn` is None then."""
 
     @functools.wraps(command)
     def run(*, function: str | None, **options: Any) -> Any:
@@ -197,7 +199,7 @@ def admin_options(command: Command) -> Command:
 
 
 def read_token(path: str | None) -> str | None:
-    """Return the token in a file; None if no file is named."""
+    """Return the token in a file; None if no file is named. A usage error if the file holds no token of one line."""
     if path is None:
         return None
     token = Path(path).read_text().strip()

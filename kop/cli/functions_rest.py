@@ -43,7 +43,7 @@ class RestAnswer(NamedTuple):
     """The text that the worker says beside the answer."""
 
     def json(self) -> Any:
-        """Return the body, which is JSON."""
+        """Return the body, decoded from JSON."""
         return json.loads(self.body)
 
 
@@ -74,7 +74,7 @@ class WorkerRest:
         revision: int | None = None,
     ) -> RestAnswer:
         """Send a request about a function to the worker, and return its answer; `path` follows the function's own.
-        Errors are those of `send`.
+        Parameters and errors are those of `send`.
         """
         return self.send(method, f"/admin/v3/functions/{urllib.parse.quote(fqfn)}{path}", form=form, revision=revision)
 
@@ -87,10 +87,11 @@ class WorkerRest:
         revision: int | None = None,
         may_miss: bool = False,
     ) -> RestAnswer:
-        """Send a request to the worker, and return its answer. If the worker refuses it, the command ends with the
-        reason.
+        """Send a request to the worker, and return its answer. If the worker refuses it, or none answers within 90 s,
+        the command ends with the reason.
 
-        `revision`: the one that is expected; `may_miss`: return 404 as an answer.
+        With `revision` the worker refuses it if the definition has another revision by now. With `may_miss` an answer
+        of status 404 is returned.
         """
         headers = dict(self._headers)
         body = b"" if method in {"POST", "PUT"} else None
@@ -120,7 +121,7 @@ class WorkerRest:
 
 
 def _user() -> str:
-    """Return the name of the user, for the history of functions."""
+    """Return USER@HOST in ASCII, for the history of functions."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):  # a user without a name
@@ -138,7 +139,7 @@ def _reason(status: int, body: bytes, url: str) -> str:
 
 
 def _encoded(form: Mapping[str, FormPart]) -> tuple[str, bytes]:
-    """Return the content type and the body of a form."""
+    """Return the content type and the body of a form, as multipart/form-data."""
     boundary = clock.token_hex(16)
     parts = []
     for name, part in form.items():

@@ -102,7 +102,10 @@ def describe(bootstrap: str, names: tuple[str, ...], every: bool, as_json: bool)
 
 
 def _group(client: Any, name: str) -> tuple[Mapping[str, Any] | None, dict[Any, Any]]:
-    """Return a group's description (None if there is no such group) and its committed offsets by partition."""
+    """Return a group's description (None if there is no such group) and its committed offsets by partition. The
+    description has no members (None) if kafka-python cannot ask for those of its type. Any other error ends the
+    command.
+    """
     from kafka import errors
 
     described = retrying(client.describe_groups, [name])[name]
@@ -337,7 +340,9 @@ def reset_offsets(
 
 
 def _timestamp(target: str, value: Any) -> int | None:
-    """Return the time in ms that a target of reset-offsets means; None if the target is no time."""
+    """Return the time in ms since the epoch that a target of reset-offsets means; None if the target is no time. A
+    usage error if `value` is none.
+    """
     try:
         if target == "to_datetime":
             return parse_datetime(value)

@@ -47,7 +47,7 @@ def to_json(record: Any) -> bytes:
 
 
 def topic_of(line: bytes) -> str | None:
-    """Return the topic that a line, which is a record, names; None if it names none."""
+    """Return the topic that a line, which is a record, names; None if it names none. LineError if that is no string."""
     topic = json.loads(line).get("topic")
     if topic is not None and not isinstance(topic, str):
         raise LineError("has a topic that is no string")
@@ -55,7 +55,9 @@ def topic_of(line: bytes) -> str | None:
 
 
 def shown(name: str, value: bytes | None) -> dict[str, str | None]:
-    """Return bytes as a field of a line: as text, or as base64 (NAME_base64) if they are no UTF-8."""
+    """Return bytes as a field of a line: as text under NAME, or as base64 under NAME_base64 if they are no UTF-8; None
+    as null.
+    """
     if value is None:
         return {name: None}
     try:

@@ -62,7 +62,7 @@ class Commands(Suggesting):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return a command."""
+        """Import and return the command of that name; None if there is none."""
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = importlib.import_module(f"kop.cli.{cmd_name}").command
@@ -74,7 +74,9 @@ class Commands(Suggesting):
             formatter.write_dl(list(COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command. What it raises becomes one line and an exit code, a traceback only with --debug."""
+        """Run a command. An exception becomes one line on stderr and the exit code 1, or 2 for wrong settings; a
+        traceback is shown only with --debug. A reader of the output that has gone ends it with 0.
+        """
         try:
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):

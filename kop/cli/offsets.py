@@ -80,7 +80,9 @@ def command(
 
 
 async def _unpacked(admin: Any, topic: str, offset: int) -> str:
-    """Return the id of the Pulsar message that a packed offset stands for; the message need not exist."""
+    """Return the id, LEDGER:ENTRY:BATCH-INDEX, of the Pulsar message that a packed offset stands for. The command ends
+    if there is no such message.
+    """
     from kop.pulsar_client import PulsarError
     from kop.pulsar_client.message_offsets import entry_offsets
     from kop.pulsar_client.packed import unpack
@@ -98,7 +100,9 @@ async def _unpacked(admin: Any, topic: str, offset: int) -> str:
 
 
 async def _message_id(admin: Any, topic: str, offset: int) -> str:
-    """Return the id of the message that has an offset: a bisection over the entries, whose offsets ascend."""
+    """Return the id, LEDGER:ENTRY:BATCH-INDEX, of the message that has an offset: a bisection over the entries, whose
+    offsets ascend. The command ends if no message has it.
+    """
     from kop.pulsar_client.message_offsets import entry_offsets
 
     entries = ledgers_with_entries(await admin.internal_stats(topic))

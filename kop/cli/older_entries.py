@@ -21,13 +21,17 @@ PERSISTENT = "persistent://"
 
 
 def full_name(topic: str, namespace: str) -> str:
-    """Return Pulsar's name of a topic: `orders`, `TENANT/NAMESPACE/orders`, or the full name itself."""
+    """Return Pulsar's full name of a topic that is given as `orders`, `TENANT/NAMESPACE/orders` or by the full name
+    itself; a short name is of `namespace`.
+    """
     local = topic.removeprefix(PERSISTENT)
     return PERSISTENT + (local if "/" in local else f"{namespace}/{local}")
 
 
 def ledgers_with_entries(stats: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Return the ledgers of `internalStats` that have entries, oldest first, with the number of their entries."""
+    """Return the ledgers of `internalStats` that have entries, in its order, oldest first, each with the number of its
+    entries.
+    """
     ledger, _, last = stats["lastConfirmedEntry"].partition(":")
     ledgers = {int(row["ledgerId"]): int(row["entries"]) for row in stats["ledgers"]}
     if int(ledger) in ledgers:  # the count of the one that is open is 0
@@ -50,7 +54,7 @@ async def older_entries(admin: Admin, partition: str) -> int:
 
 async def older_entries_of(admin: Admin, topics: Iterable[str], namespace: str) -> dict[tuple[str, int], int]:
     """Count the entries without an index by topic and partition; topics that Pulsar does not know by these names are
-    left out.
+    left out. Any other PulsarError is raised.
     """
     from kop.pulsar_client.errors import PulsarError
 
@@ -70,7 +74,8 @@ async def older_entries_of(admin: Admin, topics: Iterable[str], namespace: str) 
 
 async def topics_with_older_entries(admin: Admin, namespace: str, seconds: float) -> tuple[list[str], int, int]:
     """Return the topics of a namespace that have entries without an index, the number of topics that were looked at
-    within the time limit, and the number of all topics.
+    within so many seconds, and the number of all topics. One that cannot be read counts as not looked at; Pulsar's own
+    are left out.
     """
     from kop.pulsar_client.errors import PulsarError
 

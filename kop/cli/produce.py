@@ -170,7 +170,9 @@ def command(
 
 
 def _send(sender: Sender, lines: Lines, form: LineForm, stop: StopSignals, show: Callable[[int, int], None]) -> None:
-    """Send the lines until their end, a problem or a signal, then wait for the server's answers."""
+    """Send the lines until their end, a problem or a signal, then wait for the server's answers: after a signal for
+    those under way alone, and for 0.5 s. `show` is called with the records and bytes so far.
+    """
     while not (stop.came or lines.ended or (form.problem and not sender.tolerant)):
         while sender.has_room and (some := lines.take()):
             form.send(some)
@@ -213,7 +215,9 @@ class Lines:
             self._wake()
 
     def take(self) -> list[bytes]:
-        """Return the lines that were read by now, without their line ends; empty if there are none at the moment."""
+        """Return the lines that were read since the last call, about 512 KiB of them at most, without their line ends;
+        empty if there are none at the moment. Sets `ended` with the last ones.
+        """
         lines: list[bytes] = []
         size = 0
         while size < TAKE_BYTES and not self.ended:
@@ -261,7 +265,9 @@ class LineForm:
         self._plain = not (as_json or headers or separator is not None or null is not None)
 
     def send(self, lines: list[bytes]) -> None:
-        """Turn lines into records and give them to the sender, up to the first line that is no record."""
+        """Turn lines into records and give them to the sender, up to the first line that is no record, of which
+        `problem` tells then; lines behind it are dropped.
+        """
         if self._plain:
             self.lines += len(lines)
             self._sender.add_values(lines, self._partition)

@@ -31,7 +31,9 @@ def configured_url(config: Config) -> str | None:
 
 
 def ask(url: str, config: Config, work: Callable[[Admin], Awaitable[T]]) -> T:
-    """Run `work` with a client of Pulsar's admin REST at `url`. A refusal by Pulsar ends the command with one line."""
+    """Run `work` with a client of Pulsar's admin REST at `url`, and return its result. The command ends with one line
+    if Pulsar refuses or does not answer, or if credentials would go there in clear text or are malformed.
+    """
     from kop.pulsar_client import PulsarError, TlsOptions
     from kop.pulsar_client.address import is_in_clear
     from kop.pulsar_client.admin import Admin

@@ -30,9 +30,9 @@ async def settings_in_force(admin: Admin) -> dict[str, str] | None:
 
 async def lacking(admin: Admin, home: str, metadata: str) -> tuple[list[str], list[str]]:
     """Return the rights that the role lacks and that the gateway needs, and those that it lacks and that transactions
-    need.
+    need, each as a text with the command that gives it, as far as there is one.
 
-    `home` and `metadata` are the gateway's namespaces.
+    `home` and `metadata` are the gateway's namespaces. PulsarError if Pulsar does not answer.
     """
     tenants = dict.fromkeys(namespace.partition("/")[0] for namespace in (home, metadata))
     needed = [
@@ -53,7 +53,9 @@ async def lacking(admin: Admin, home: str, metadata: str) -> tuple[list[str], li
 
 
 async def _is_denied(answer: Awaitable[object]) -> bool:
-    """Return true if Pulsar refuses the role an answer. That something does not exist is no refusal."""
+    """Await `answer`, and return true if Pulsar refuses it to the role. That something does not exist is no refusal;
+    any other PulsarError is raised.
+    """
     from kop.pulsar_client import PulsarError
 
     try:

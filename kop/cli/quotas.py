@@ -47,7 +47,9 @@ def command() -> None:
 
 
 def entity_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that say whose quotas are meant."""
+    """Add the options that say whose quotas are meant: a user, a client id, an address, or the defaults of one of
+    them.
+    """
     for option in (
         click.option("--ip-defaults", is_flag=True, help="Each address without an own quota."),
         click.option("--ip", metavar="ADDRESS", help="An address that connections come from."),
@@ -165,7 +167,9 @@ def _number(value: float) -> int | float:
 
 
 def _alter(bootstrap: str, entity: Entity, values: Mapping[str, float | None], dry_run: bool = False) -> None:
-    """Set the quotas of an entity; a value of None removes one."""
+    """Set the quotas of an entity; a value of None removes one. With `dry_run` the server only checks that. The command
+    ends if it refuses.
+    """
     from kafka.protocol.admin import AlterClientQuotasRequest as Request
 
     parts = [Request.EntryData.EntityData(entity_type=kind, entity_name=name) for kind, name in entity.items()]
@@ -179,7 +183,9 @@ def _alter(bootstrap: str, entity: Entity, values: Mapping[str, float | None], d
 
 
 def _described(bootstrap: str, entity: Entity, strict: bool) -> list[tuple[dict[str, str | None], str, int | float]]:
-    """Return entity, key and value of each quota."""
+    """Return entity, key and value of each quota: of this entity alone if `strict`, else of all whose names these are
+    among. The command ends if the server refuses that.
+    """
     from kafka.protocol.admin import DescribeClientQuotasRequest as Request
 
     components = [

@@ -101,7 +101,9 @@ def _validity(items: Sequence[object]) -> bytes | None:
 
 
 def encoded(rows: RowsIn, codec: int, now_ms: int) -> Iterator[tuple[bytearray, int]]:
-    """Encode the rows as record batches without a producer id; yield each batch with its number of records."""
+    """Encode the rows as record batches without a producer id; yield each batch with its number of records. Rows
+    without a timestamp get `now_ms`. Batches have 900,000 bytes at most; a larger record gets one of its own.
+    """
     done = 0
     while done < rows.rows:
         rest = _behind(rows, done)
@@ -201,11 +203,15 @@ class Outbox:
 
     @property
     def oldest(self) -> float | None:
-        """The time at which the oldest unanswered batch was made; None if every batch is answered."""
+        """The monotonic time, in seconds, at which the oldest unanswered batch was made; None if every batch is
+        answered.
+        """
         return min((lane.waiting[0].made for lane in self._lanes.values() if lane.waiting), default=None)
 
     def add(self, partition: int, data: bytearray, records: int, now: float) -> None:
-        """Put a record batch of one partition into the outbox."""
+        """Put a record batch of one partition, made at the monotonic time `now`, behind the others of that
+        partition.
+        """
         self._lanes.setdefault(partition, _Lane()).waiting.append(SentBatch(data, records, now))
         self.taken += records
         self.waiting_bytes += len(data)
@@ -235,7 +241,9 @@ class Outbox:
         return chosen
 
     def done(self, partition: int, batch: SentBatch) -> None:
-        """Remove a batch that the server has acknowledged."""
+        """Remove a batch that the server has acknowledged, and count its records as sent. After a failure its partition
+        is sent to as before.
+        """
         lane = self._remove(partition, batch)
         lane.held_until = None
         if batch.sequence is not None:
@@ -244,7 +252,9 @@ class Outbox:
         self.sent_bytes += len(batch.data)
 
     def failed(self, partition: int, now: float) -> None:
-        """Plan to send a batch again after a pause, because its request failed."""
+        """Note that the request of one batch of this partition failed: the batch is sent again after 0.1 s, and nothing
+        else of the partition before all that is under way was answered.
+        """
         lane = self._lanes[partition]
         lane.flying -= 1
         lane.held_until = now + RETRY_SECONDS
@@ -256,7 +266,9 @@ class Outbox:
         lane.held_until = now
 
     def split(self, partition: int, batch: SentBatch, now: float) -> None:
-        """Replace a batch that was too large by two batches of half of its records each."""
+        """Replace a batch that was too large by two batches of half of its records each, in its place, with new
+        sequence numbers.
+        """
         lane = self._lanes[partition]
         place = lane.waiting.index(batch)
         self._remove(partition, batch)
@@ -367,7 +379,10 @@ class Sender:
     # -- before the first record
 
     def open(self, is_over: Callable[[], bool]) -> bool:
-        """Find the topic's partitions and get a producer id; return false if `is_over` came true first."""
+        """Connect, find the topic's partitions, and, unless acks are 0 or 1, get a producer id; return false if
+        `is_over` came true first. SendError if that takes longer than the time limit; kafka-python's error if it will
+        not pass, UnknownTopicOrPartitionError after three seconds.
+        """
         end = clock.monotonic() + self._settings.timeout
         if self._until(self._manager.bootstrap_async(timeout_ms=BOOTSTRAP_MS), is_over, end) is None:
             return False
@@ -400,7 +415,7 @@ class Sender:
 
     def _until(self, future: Any, is_over: Callable[[], bool], end: float) -> Any:
         """Drive the network until the future is done; return its value or its exception, or None if `is_over` came true
-        first.
+        first. SendError if the monotonic time `end` comes before.
         """
         begin = clock.monotonic()
         while not future.is_done:
@@ -412,7 +427,10 @@ class Sender:
         return future.exception if future.exception is not None else future.value
 
     def _again(self, failure: Any, end: float, expected: bool = False) -> None:
-        """Wait a moment after a failure that may pass; raise one that will not. Do nothing if there was no failure."""
+        """Wait 0.1 s after a failure that may pass; raise one that will not, or SendError after the monotonic time
+        `end`. Do nothing if there was no failure. One that is `expected` is not told to the user as a reason for
+        waiting.
+        """
         if not isinstance(failure, Exception):
             return
         if not isinstance(failure, errors.RetriableError):
@@ -437,7 +455,9 @@ class Sender:
         self._add(self._next_turn() if partition is None else partition, rows_of_values(values))
 
     def add(self, records: Sequence[LineRecord]) -> None:
-        """Add records: they are encoded as batches and wait to be sent."""
+        """Add records: they are encoded as batches and wait to be sent. Those that name no partition and have no key go
+        to the next one in turn, together.
+        """
         for partition, some in placed(records, len(self.partitions), self._next_turn()).items():
             self._add(partition, rows_of(some))
 
@@ -450,7 +470,10 @@ class Sender:
             self.outbox.add(partition, data, records, now)
 
     def step(self) -> None:
-        """Send what may be sent, wait for STEP_MS at most for an answer or a call of `wake`, and take the answers."""
+        """Send what may be sent, wait for 0.1 s at most for an answer or a call of `wake`, and take the answers.
+        SendError if a record was refused for good, unless the sender is tolerant, or waits for longer than the time
+        limit.
+        """
         now = clock.monotonic()
         if self._stale and not self._asking and now >= self._ask_at:
             self._ask_leaders(now)
@@ -473,7 +496,10 @@ class Sender:
             self._check(now, max(oldest, self._moved), oldest + self._settings.timeout)
 
     def finish(self, is_over: Callable[[], bool]) -> None:
-        """Call `step` until every record was answered, or `is_over` comes true."""
+        """Call `step` until every record was answered, or `is_over` comes true. With acks of 0 no record is answered:
+        then wait until the servers have read them all, and raise SendError if one does not say so. Errors of `step` are
+        raised.
+        """
         while not is_over() and self.outbox.oldest is not None:
             self.step()
         if not self._settings.acks:
@@ -485,7 +511,9 @@ class Sender:
                     raise SendError(f"the last records may be lost: {_words(answer)}")
 
     def _check(self, now: float, since: float, end: float) -> None:
-        """Tell the user the reason for a long wait; raise SendError if the wait is longer than the time limit."""
+        """Tell the user the reason for a wait that began at `since` if it is long, and again at times; raise SendError
+        from `end` on. All are seconds of the monotonic clock.
+        """
         if now < end and now - since < self._settings.say_after:
             return
         why = self._why or f"no answer from {', '.join(self._servers)}"
@@ -585,7 +613,9 @@ class Sender:
         return future.exception is None
 
     def _take(self, due: Mapping[int, SentBatch], answer: Any) -> None:
-        """Handle the answer to a Produce request, batch by batch; it is None with acks=0."""
+        """Handle the answer to a Produce request, batch by batch: each is done, split, sent again or refused. With
+        acks=0 the answer is None, and all are done.
+        """
         if answer is None:
             self._moved = clock.monotonic()
             for partition, batch in due.items():

@@ -73,5 +73,5 @@ def command(context: click.Context, /, debug: bool, **flags: Any) -> None:
 
 
 def _listening(config: Config) -> list[Address]:
-    """Return the addresses for clients, in either form of settings."""
+    """Return the addresses that clients connect to, from the setting `listeners` if it is given, else from `listen`."""
     return [listener.address for listener in config.listeners] or list(config.listen)

@@ -76,7 +76,7 @@ def load(
     http: str | None,
 ) -> Config:
     """Return the Config of these flags, the environment and the file. ConfigError if a setting is wrong, with all
-    problems.
+    problems; a usage error if a setting is given by its flag and by --set.
     """
     overrides: dict[str, Any] = dict(pairs(sets, "--set"))
     named: tuple[tuple[str, str, Any], ...] = (

@@ -40,7 +40,9 @@ def checked_settings(settings: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def given_settings(settings: tuple[str, ...]) -> dict[str, str]:
-    """Return settings in the form that a session takes, as a dict."""
+    """Return settings NAME=VALUE of Spark as a dict, for a session. If they name the Python of workers, and none for
+    the driver, this Python is added for the driver.
+    """
     given = dict(setting.split("=", 1) for setting in settings)
     if WORKERS_PYTHON in given:  # Spark would take it for the Python that plans here, too
         given.setdefault(DRIVER_PYTHON, sys.executable)

@@ -33,7 +33,9 @@ _EDITABLE: Final = "__editable__"
 
 
 def pack(file: str) -> None:
-    """Write the archive, and say how it is used; ends with what stands against it."""
+    """Write the archive of the venv that this Python runs in to `file`, and print on stderr how it is used. The command
+    ends if it is no venv, the name is not one of a .tar.gz, or the file cannot be written.
+    """
     prefix = Path(sys.prefix)
     if (prefix / "conda-meta").is_dir():
         fail(f"{prefix} is an environment of conda: conda-pack makes an archive of it (pip install conda-pack)")
@@ -54,7 +56,9 @@ def pack(file: str) -> None:
 
 
 def _own_files(prefix: Path) -> dict[str, Path]:
-    """Return the files of kop that are not in site-packages: the name that they have to get there, and their path."""
+    """Return the modules of kop that are outside of the environment at `prefix`, by the name that they have to get in
+    its site-packages: their files or folders. The command ends if one is missing.
+    """
     own = {}
     for name in ("kop", "pyspark_kop"):
         spec = importlib.util.find_spec(name)

@@ -246,7 +246,9 @@ def describe(bootstrap: str, names: tuple[str, ...], all_configs: bool, admin_ur
 
 
 def _missing(client: Any, topic: Mapping[str, Any]) -> str:
-    """Return the error line for a topic that cannot be described."""
+    """Return the error line for a topic that cannot be described; if it does not exist, with names that may be
+    meant.
+    """
     if topic["error_code"] != _UNKNOWN_TOPIC:
         return f"{topic['name']}: {reason(topic['error_code'])}"
     return no_topic(topic["name"], [t["name"] for t in client.describe_topics()])
@@ -281,7 +283,8 @@ def _show(topic: Mapping[str, Any]) -> None:
 
 def _older(url: str | None, names: Sequence[str]) -> dict[tuple[str, int], int]:
     """Return the number of entries older than Pulsar's index by topic and partition; an empty dict if no address of
-    Pulsar's REST is known.
+    Pulsar's REST is known, or offsets are packed. If Pulsar cannot be asked, the command ends if it was told to ask at
+    `url`, else that is told.
     """
     config = Config.load(os.environ.get("KOP_CONFIG") or None)
     asked = url or configured_url(config)
@@ -342,7 +345,9 @@ def delete_records(bootstrap: str, names: tuple[str, ...], before: int | None, e
 
 
 def chosen_partitions(client: Any, texts: Sequence[str]) -> list[Any]:
-    """Return the partitions that texts such as NAME or NAME:0,2 name."""
+    """Return the partitions that texts such as NAME or NAME:0,2 name, in order. The command ends if a topic or a
+    partition does not exist.
+    """
     from kafka import TopicPartition
 
     wanted: dict[str, set[int] | None] = {}
@@ -388,7 +393,9 @@ def _sizes(client: Any, names: Sequence[str]) -> dict[tuple[str, int], int]:
 
 
 def _report(results: Sequence[Mapping[str, Any]], done: str, ignored: Mapping[int, str]) -> None:
-    """Print for each topic the result of the request; fail if anything did not work."""
+    """Print for each topic that the request worked (`done`), or the word for an error code that is `ignored`; end the
+    command with a line for each other error.
+    """
     failures = []
     for result in results:
         code = result["error_code"]

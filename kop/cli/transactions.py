@@ -72,7 +72,9 @@ def list_transactions(bootstrap: str, only_open: bool, longer_than: str | None, 
 
 
 def _listed(made: Any, only_open: bool, longer_ms: int | None = None) -> list[tuple[str, str, int, int]]:
-    """Return transactional id, state, producer id and coordinator of each transaction, ordered by id."""
+    """Return transactional id, state, producer id and coordinator of each transaction, ordered by id: of all, of those
+    that are open, or of those that began more than `longer_ms` ago.
+    """
     states = [ONGOING] if only_open else None
     listed = retrying(made.list_transactions, state_filters=states, duration_filter_ms=longer_ms)
     return sorted(
@@ -187,7 +189,7 @@ def abort(bootstrap: str, names: tuple[str, ...]) -> None:
 
 def _fence(bootstrap: str, name: str) -> None:
     """Send InitProducerId for the id, as a new instance of its producer: the coordinator aborts what the former one
-    left open.
+    left open, within 60 s, and refuses the former one from then on.
     """
     settings = {"transactional_id": name, "max_block_ms": ABORT_SECONDS * 1000}
     with client("KafkaProducer", bootstrap, **settings) as producer:

@@ -46,7 +46,7 @@ def command() -> None:
 
 
 def store_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--store`."""
+    """Add `--store`: the command gets `store`, the URL of a store to work in, or None."""
     return click.option(
         "--store",
         metavar="URL",
@@ -55,7 +55,9 @@ def store_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def mechanism_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the decorator that adds `--mechanism`."""
+    """Return the decorator that adds `--mechanism` with `text` as its help; the command gets `mechanisms`, those that
+    were given.
+    """
     return click.option(
         "-m", "--mechanism", "mechanisms", multiple=True, type=click.Choice(list(MECHANISMS)), help=text
     )
@@ -161,7 +163,9 @@ def delete(bootstrap: str, names: tuple[str, ...], mechanisms: tuple[str, ...], 
 
 
 def _listed(bootstrap: str, store: str | None) -> list[tuple[str, str, int]]:
-    """Return user, mechanism and iterations of each credential."""
+    """Return user, mechanism and iterations of each SCRAM credential, ordered by user, of the store if one is named,
+    else of the server. The command ends if they cannot be read.
+    """
     names = {code: mechanism for mechanism, code in MECHANISMS.items()}
     if store is not None:
 
@@ -186,7 +190,9 @@ def _listed(bootstrap: str, store: str | None) -> list[tuple[str, str, int]]:
 
 
 def _alter(bootstrap: str, store: str | None, changes: Iterable[Change], iterations: int = LEAST_ITERATIONS) -> None:
-    """Make changes of users, each by a request of its own: Kafka accepts one mechanism of a user in a request."""
+    """Make changes of users in the store if one is named, else by the server, each by a request of its own: Kafka
+    accepts one mechanism of a user in a request. The command ends with the first one that is refused.
+    """
     if store is not None:
         _in_store(store, lambda security: _write(security, changes, iterations))
         return
@@ -238,7 +244,9 @@ async def _write(security: Any, changes: Iterable[Change], iterations: int) -> N
 
 
 def _in_store(store: str, work: Callable[[Any], Any]) -> Any:
-    """Run `work` with the users and ACLs of a store that no broker has open; returns its result."""
+    """Run `work` with the users and ACLs of a store that no broker has open; return its result. The command ends if the
+    store cannot be used.
+    """
     import asyncio
 
     from kop.app import with_security

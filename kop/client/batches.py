@@ -153,7 +153,9 @@ def build(
     codec: int = Codec.NONE,
     max_bytes: int = BATCH_BYTES,
 ) -> Iterator[tuple[bytearray, int]]:
-    """Yield records of one partition as batches to produce; parameters and errors are those of `build_rows`."""
+    """Yield records of one partition as batches to produce, each with the number of its records; parameters and errors
+    are those of `build_rows`.
+    """
     made = records if isinstance(records, NewRecords) else NewRecords(records)
     return build_rows(made.rows(), producer, sequence, now=now, codec=codec, max_bytes=max_bytes)
 
@@ -169,9 +171,10 @@ def build_rows(
 ) -> Iterator[tuple[bytearray, int]]:
     """Yield rows of one partition as batches to produce, each with the number of its records.
 
-    `sequence` is that of the first record, the others follow; `now` in milliseconds since the epoch. A batch has at
-    most `max_bytes`. It is of a transaction if the producer has a transactional id. RecordTooLargeError comes after the
-    batches before the record.
+    `sequence` is that of the first record, the others follow; rows without a timestamp get `now`, in milliseconds since
+    the epoch. A batch has at most `max_bytes`. It is of a transaction if the producer has a transactional id.
+    RecordTooLargeError for a record that does not fit into a batch of its own; it comes after the batches before the
+    record.
     """
     settings = EncodeSettings(
         max_bytes=max_bytes,
@@ -241,15 +244,15 @@ class StoredRecords(Iterator[list[StoredRecord]]):
 
     @property
     def next_offset(self) -> int:
-        """The first offset behind the lists so far: once all were taken, what to fetch next, behind what was left out,
-        too.
+        """The first offset behind the lists so far: once all were taken, the offset to fetch from next, behind what was
+        left out, too.
         """
         return self._columns.next_offset
 
     @property
     def cut_off(self) -> int:
-        """Size of the batch that the answer ends in the middle of, 0 for none. If `next_offset` did not move, a Fetch
-        of as many bytes is needed.
+        """The size, in bytes, of the batch that the answer ends in the middle of, 0 for none. If `next_offset` did not
+        move, a Fetch of as many bytes is needed.
         """
         return self._columns.cut_off
 

@@ -75,7 +75,9 @@ class ClusterConnection:
             raise
 
     def _bootstrap(self, settings: Mapping[str, Any]) -> None:
-        """Connect to any of the servers. UnreachableError if none can be reached, with the properties to look at."""
+        """Connect to any of the servers, within the patience. UnreachableError if none can be reached or lets this
+        client in, with the properties to look at.
+        """
         protocol = settings.get("security_protocol", "PLAINTEXT")
         attempts = LOGIN_ATTEMPTS if protocol.startswith("SASL") else 1
         failure = self._reason(attempts)
@@ -115,8 +117,8 @@ class ClusterConnection:
         return failure
 
     def _attempt(self) -> Exception | None:
-        """Connect to the first server; returns why that failed, or None. kafka-python does not tell the reason by
-        itself.
+        """Connect to the first server, within five seconds; return the error if that failed, or None. kafka-python does
+        not tell the reason by itself.
         """
 
         limit_ms = int(min(ATTEMPT_SECONDS, self._patience) * 1000)
@@ -136,7 +138,7 @@ class ClusterConnection:
         return failure
 
     def hurry(self, seconds: float) -> None:
-        """Retry nothing after so many seconds from now. For any thread."""
+        """Let requests be tried again for at most so many seconds from now, whatever the patience. For any thread."""
         self._latest = min(self._latest, clock.monotonic() + seconds)
 
     def close(self) -> None:
@@ -152,7 +154,9 @@ class ClusterConnection:
         return answer
 
     def send_all(self, requests: Iterable[tuple[int | None, Any]]) -> list[Any]:
-        """Send requests to servers, at most IN_FLIGHT to each, all at once; returns the answer or the error of each."""
+        """Send requests to servers (None is any), all at once; return the answer, or kafka-python's error, of each, in
+        order. The caller gives at most four (IN_FLIGHT) to a server.
+        """
 
         async def exchange() -> list[Any]:
             sent = [self._manager.send(request, node_id=node) for node, request in requests]
@@ -168,8 +172,9 @@ class ClusterConnection:
         return answers
 
     def metadata(self, names: Collection[str] | None, *, make: bool = False) -> list[Any]:
-        """Return the topics of these names, or all, as Metadata describes them; `make` lets the cluster make missing
-        ones.
+        """Return the topics of these names, or all if None, as Metadata describes them, and note servers and
+        `controller`; `make` lets the cluster make missing topics. Raises kafka-python's errors; that of a topic is in
+        its description.
         """
         wanted = None if names is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
         answer = self.send(
@@ -185,7 +190,9 @@ class ClusterConnection:
         return list(answer.topics)
 
     def coordinator(self, of: Coordinated) -> int:
-        """Return the server that coordinates a group or a transactional id."""
+        """Return the number of the server that coordinates a group or a transactional id; it is asked for once, and
+        kept until `patiently` drops it. Raises kafka-python's errors.
+        """
         known = self._coordinators.get(of)
         if known is not None:
             return known
@@ -210,11 +217,12 @@ class ClusterConnection:
         coordinator: Coordinated | None = None,
         doubtful: tuple[type[Exception], ...] = (),
     ) -> T:
-        """Return the result of `ask`; call it again after an error that may pass, until the patience is over.
+        """Return the result of `ask`; call it again after one of kafka-python's errors that may pass, until the
+        patience, or the time of `hurry`, is over. Then, and at once for any other error, that error is raised.
 
-        A `doubtful` error is raised if no other result has come for SETTLE_SECONDS. Before each further try `forget`
-        drops what the caller knows of the servers, and the coordinator is looked for again; but not while the end of
-        the producer's last transaction is written, which takes milliseconds.
+        A `doubtful` error is raised if no other result has come for SETTLE_SECONDS (3 s). Before each further try
+        `forget` drops what the caller knows of the servers, and `coordinator`, if given, is looked for again; but not
+        while the end of the producer's last transaction is written, which takes milliseconds.
         """
         end = clock.monotonic() + self._patience
         settled: float | None = None

@@ -17,8 +17,9 @@ from kop.client.errors import ClientError
 
 
 def ensure_topics(settings: Mapping[str, Any], topics: Mapping[str, Mapping[str, str]]) -> None:
-    """Make topics, or check their partitions and configs. `settings` are kafka-python's. ClientError if an existing
-    topic has others, or one cannot be made.
+    """Make each topic that does not exist with one partition and its configs, and wait for it; check partitions and
+    configs of the others. `settings` are kafka-python's, `topics` configs by topic. ClientError if an existing topic
+    has others, or the user may not make one.
     """
     known = {name: value for name, value in settings.items() if name in KafkaAdminClient.DEFAULT_CONFIG}
     admin = KafkaAdminClient(**known)

@@ -38,17 +38,21 @@ class KeyedTopic:
         self._position = -1
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections that were made."""
         for client in (self._reader, self._writer):
             if client is not None:
                 client.close()
 
     def make(self) -> None:
-        """Make the topic, or check that it is compacted. ClientError if it is not."""
+        """Make the topic, or check that it is compacted and has one partition. ClientError if it is otherwise, or may
+        not be made.
+        """
         ensure_topics(self._settings, {self._place[0]: CONFIGS})
 
     def put(self, values: Mapping[str, bytes | None]) -> None:
-        """Write values by key; None removes a key. Returns once they are durable."""
+        """Write values by key, in this order; None removes a key. Returns once they are durable. After an error some
+        may be written.
+        """
         if self._writer is None or self._identity is None:
             self._writer = WriteClient(self._settings, self._patience)
             self._identity = self._writer.init_producer(None, -1)
@@ -64,11 +68,13 @@ class KeyedTopic:
             raise
 
     def exists(self) -> bool:
-        """Return if the topic exists."""
+        """Return true if the topic exists; it is not made by asking."""
         return self._place[0] in self._read_client().topics({self._place[0]})
 
     def read(self) -> dict[str, bytes]:
-        """Return the newest value of each key; empty if the topic does not exist. `changes` goes on from here."""
+        """Return the newest value of each key, read from the topic's beginning to its present end, from where `changes`
+        goes on. Empty if the topic does not exist; then `changes` begins where it would have without this call.
+        """
         values: dict[str, bytes] = {}
         if not self.exists():
             return values
@@ -86,7 +92,10 @@ class KeyedTopic:
         return values
 
     def changes(self, wait_ms: int) -> list[tuple[str, bytes | None]]:
-        """Return the keys and values that were written since the last call; waits up to `wait_ms` for some."""
+        """Return the keys and values that were written since the last call of this or of `read`, as one fetch gives
+        them; waits up to `wait_ms` for some. Without such a call it begins at the present end. None is the value of a
+        key that was removed.
+        """
         if self._position < 0:
             self._position = self._ends(LATEST)
         changes: list[tuple[str, bytes | None]] = []

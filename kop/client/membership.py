@@ -22,7 +22,7 @@ from kop.client.write_client import MemberIdentity
 
 log = logging.getLogger(__name__)
 
-POLL_MS: Final = 500
+POLL_MS: Final = 100
 SETTLE_SECONDS: Final = 30.0
 """The seconds that a group waits for a member to join again, and a member for a group that deals partitions."""
 LOOK_SECONDS: Final = 1.0
@@ -42,7 +42,9 @@ class GroupPeer:
 
 
 def has_members(settings: Mapping[str, Any], group: str) -> bool:
-    """Return if anybody is in a group, as far as the server knows. `settings` are kafka-python's."""
+    """Return true if anybody is in a group, as far as the server knows. `settings` are kafka-python's, whose errors are
+    raised.
+    """
     admin = KafkaAdminClient(**_known(settings, KafkaAdminClient.DEFAULT_CONFIG))
     try:
         return bool(admin.describe_groups([group])[group]["members"])
@@ -75,32 +77,40 @@ class Membership:
         self._peers: tuple[GroupPeer, ...] = ()
         self._consumer: Any = None
         self._held = False
+        self._looks = threading.Event()
+        """Set if the members of the group are to be looked at now, because this one was told of a change."""
         self._anew = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kop-group-member", daemon=True)
 
     def start(self) -> None:
-        """Join the group."""
+        """Start the thread that joins the group and stays in it; what fails is logged, kept in `failure`, and tried
+        again.
+        """
         self._thread.start()
 
     def close(self, seconds: float | None = None) -> None:
-        """Leave the group; waits at most so many seconds for it."""
+        """Leave the group; waits at most so many seconds for it, without a limit if None."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join(seconds)
 
     def peers(self) -> tuple[GroupPeer, ...]:
-        """Return the members of the group, as of a second ago."""
+        """Return the members of the group, this one too, as the server told them last: once a second while this client
+        is in the group.
+        """
         return self._peers
 
     @property
     def member_id(self) -> str:
-        """The id of this member; empty if it is none at the moment."""
+        """The id that the server gave this member; empty if it is none at the moment."""
         consumer = self._consumer
         return "" if consumer is None else str(consumer.group_metadata().member_id or "")
 
     def holding(self) -> MemberIdentity | None:
-        """Return the identity of this member if the partition is assigned to it; None if it is not."""
+        """Return the identity of this member if the partition is assigned to it; None if it is not, or if the member is
+        to join anew.
+        """
         consumer = self._consumer
         if consumer is None or not self._held or self._anew:
             return None
@@ -110,7 +120,9 @@ class Membership:
         return MemberIdentity(metadata.member_id, metadata.generation_id)
 
     def rejoin(self) -> None:
-        """Leave the group and join it again: what this member was told may be out of date."""
+        """Ask the member's thread to leave the group and join it again: what this member was told may be out of date.
+        Until then `holding` gives None.
+        """
         self._anew = True
 
     # -- its thread
@@ -154,7 +166,8 @@ class Membership:
                     self.failure = None
                 elif clock.monotonic() > settled + SETTLE_SECONDS:
                     raise errors.KafkaTimeoutError(f"the group does not settle within {SETTLE_SECONDS:g} s")
-                if clock.monotonic() >= look:
+                if clock.monotonic() >= look or self._looks.is_set():
+                    self._looks.clear()
                     look = clock.monotonic() + LOOK_SECONDS
                     self._look(admin)
         finally:
@@ -192,8 +205,9 @@ class Membership:
         return any(topic["topic"] == self._partition.topic for topic in assignment["assigned_partitions"])
 
     def note(self, *, held: bool) -> None:
-        """Note if this member holds the partition, as its listener was told."""
+        """Note if this member holds the partition, as its listener was told, and call `changed`."""
         self._held = held
+        self._looks.set()
         self._changed()
 
 
@@ -205,7 +219,9 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
         self._consumer = consumer
 
     def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
-        """Note that this member holds the partition, which is not read."""
+        """Note that this member holds the partition, if that is among those assigned, and keep the consumer from
+        reading it.
+        """
         for partition in assigned:
             self._consumer.seek(partition, 0)
             self._consumer.pause(partition)
@@ -213,12 +229,12 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
             self._membership.note(held=True)
 
     def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
-        """Note that this member does not hold the partition any more."""
+        """Note that this member does not hold the partition any more, if it is among those that are taken from it."""
         if revoked:
             self._membership.note(held=False)
 
     def on_partitions_lost(self, lost: Collection[TopicPartition]) -> None:
-        """Note that this member has lost the partition: another one may hold it already."""
+        """Note that this member has lost the partition, if it is named: another one may hold it already."""
         if lost:
             self._membership.note(held=False)
 

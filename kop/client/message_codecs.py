@@ -63,7 +63,9 @@ VERSIONS: Final[tuple[tuple[type[ApiMessage], type[ApiMessage], int], ...]] = (
 
 
 def compile_codecs() -> None:
-    """Compile the code that encodes these requests and decodes their answers."""
+    """Compile the code that encodes the requests of a client of functions and decodes their answers, in the versions of
+    VERSIONS.
+    """
     for request, response, version in VERSIONS:
         request(version=version).encode()
         response.decode(response(version=version).encode(), version=version)

@@ -109,7 +109,9 @@ def text(value: str) -> str:
 
 
 def whole(least: int, most: int = 2**63 - 1) -> Callable[[str], int]:
-    """Return the parser of a whole number from `least` to `most`."""
+    """Return the parser of a whole number from `least` to `most`; it raises ValueError, with the reason, for any other
+    text.
+    """
 
     def parse(value: str) -> int:
         try:
@@ -126,7 +128,9 @@ def whole(least: int, most: int = 2**63 - 1) -> Callable[[str], int]:
 
 
 def one_of(*values: str) -> Callable[[str], str]:
-    """Return the parser of one of these words, in upper or lower case."""
+    """Return the parser of one of these words, in upper or lower case; it returns the word in lower case, and raises
+    ValueError for any other.
+    """
 
     def parse(value: str) -> str:
         if value.strip().lower() not in values:
@@ -284,8 +288,8 @@ _CALLBACKS: Final = "sasl.login.callback.handler.class"
 
 
 def _reads_tokens(value: str) -> str:
-    """Check that a value is the class that Java's clients name for reading tokens from a file, which is done here
-    without it.
+    """Return the value if it is the class that Java's clients name for reading tokens from a file, which is done here
+    without it. ValueError if it is another.
     """
     if not value.endswith(".OAuthBearerLoginCallbackHandler"):
         raise ValueError("is not OAuthBearerLoginCallbackHandler, and no Java class runs here: leave it out")
@@ -313,7 +317,7 @@ class TokenFile:
         return TokenFile, (self._path,)
 
     def token(self) -> str:
-        """Return the token in the file. PropertyError if there is none."""
+        """Return the token in the file, read now. PropertyError if the file cannot be read or is empty."""
         try:
             with open(self._path, encoding="ascii") as stream:
                 token = stream.read().strip()
@@ -324,7 +328,7 @@ class TokenFile:
         return token
 
     def extensions(self) -> dict[str, str]:
-        """Return the SASL extensions that are sent with the token."""
+        """Return the SASL extensions that are sent with the token: none."""
         return {}
 
 

@@ -50,7 +50,7 @@ class FetchRequest(ApiMessage):
 
     @classmethod
     def json_patch(cls, schema: dict[str, Any]) -> dict[str, Any]:
-        """Return the changed schema by which kafka-python encodes the request."""
+        """Add the two tagged fields to `schema`, by which kafka-python encodes the request, and return it."""
         for name, tag in (("EntryPlaces", entry_places.TAG), ("EntrySchemas", entry_schemas.TAG)):
             schema["fields"].append(
                 {
@@ -122,7 +122,7 @@ class ReadClient:
         self._turn = 0
 
     def hurry(self, seconds: float) -> None:
-        """Retry nothing after so many seconds from now. For any thread."""
+        """Let requests be tried again for at most so many seconds from now, whatever the patience. For any thread."""
         self._connection.hurry(seconds)
 
     def close(self) -> None:
@@ -132,9 +132,10 @@ class ReadClient:
     def topics(
         self, names: Collection[str] | None, refused: dict[str, Exception] | None = None
     ) -> dict[str, TopicMetadata]:
-        """Return those topics of these names that exist, or all topics; no topic is made by asking.
+        """Return those topics of these names that exist, or all topics if None; no topic is made by asking.
 
-        `refused` gets the error of each topic that has one; without it the first one is tried again, and raised.
+        `refused` gets the error of each topic that has one, which is left out then. Without it the first such error is
+        raised, if it may pass once the patience is over.
         """
 
         def ask() -> dict[str, TopicMetadata]:
@@ -169,7 +170,7 @@ class ReadClient:
 
     def list_offsets(self, wanted: Mapping[TopicPartition, int], isolation: int) -> Offsets:
         """Return, for each partition, the first offset at or after a time (ms), or at EARLIEST or LATEST; -1 if no
-        record is that late.
+        record is that late. With an `isolation` of 1 LATEST is before the first record of an open transaction.
         """
         left, offsets = dict(wanted), Offsets()
 
@@ -233,16 +234,20 @@ class ReadClient:
         return self._connection.patiently(ask, forget=lambda: self._forget(topics), doubtful=GONE)
 
     def server_configs(self, names: Collection[str]) -> dict[str, str]:
-        """Return the settings of these names that a server has and tells; none if this user may not ask."""
+        """Return those settings of these names that the controller has and tells; an empty dict if this user may not
+        ask.
+        """
 
         return self._configs(_BROKER, None, names)
 
     def topic_configs(self, topic: str, names: Collection[str]) -> dict[str, str]:
-        """Return the configs of these names that a topic has; none if this user may not ask."""
+        """Return those configs of these names that a topic has; an empty dict if this user may not ask."""
         return self._configs(_TOPIC, topic, names)
 
     def _configs(self, kind: int, name: str | None, names: Collection[str]) -> dict[str, str]:
-        """Return configs of a topic, or of a server if there is no name."""
+        """Return the configs of these names that a topic, or, if `name` is None, the controller has; `kind` says which
+        of the two. An empty dict if this user may not ask.
+        """
 
         def ask() -> dict[str, str]:
             self._connection.metadata([])
@@ -284,8 +289,8 @@ class ReadClient:
         An error that passes by itself is in the answer only beside others, and the partition may be asked for again. If
         all partitions have one, all are asked for again, see `ReadClient`. `topic_ids`: see `fetch`; they count if each
         topic has one. Each call begins with another partition: an answer may have no room for the last ones. What
-        several leaders answer is waited for together, for TOGETHER_MS at most. No server is let wait for longer than
-        five sixths of request.timeout.ms.
+        several leaders answer is waited for together, for 500 ms at most. No server is let wait for longer than five
+        sixths of request.timeout.ms.
         """
         ids = topic_ids or {}
         self._turn += 1
@@ -323,7 +328,7 @@ class ReadClient:
         settings: FetchSettings,
         ids: Mapping[str, str],
     ) -> dict[TopicPartition, Any]:
-        """Fetch from servers; returns for each partition its part of the answer, or an error."""
+        """Send one Fetch to each server; return for each partition its part of the answer, or kafka-python's error."""
         longest_ms = min(self._longest_wait_ms, TOGETHER_MS) if len(by_server) > 1 else self._longest_wait_ms
         settings = replace(settings, wait_ms=min(settings.wait_ms, longest_ms))
         requests = [(server, _fetch_request(places, offsets, settings, ids)) for server, places in by_server.items()]
@@ -366,7 +371,9 @@ class ReadClient:
         )
 
     def _check_gone(self, error: Any, partition: TopicPartition, topic_id: str | None = None) -> None:
-        """Raise LeaderNotAvailableError if a server says that a partition does not exist, but metadata still has it."""
+        """Raise LeaderNotAvailableError, which is tried again, if a server says that a partition does not exist, but
+        metadata, asked for now, still has it, with the same topic id if one is given. Do nothing for other errors.
+        """
         if error not in GONE:
             return
         topic, index = partition
@@ -380,7 +387,8 @@ class ReadClient:
         """Return the partitions by their leaders. Metadata is asked for first if topics, or partitions of them, are not
         known.
 
-        A partition without a leader is an error, which is put into `failed` if that is given.
+        A partition that does not exist, or has no leader, is kafka-python's error: it is put into `failed` if that is
+        given, else the first one is raised.
         """
         partitions = list(partitions)
         unknown = {t for t, p in partitions if t not in self._topics or p not in self._topics[t].leaders}

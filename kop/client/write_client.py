@@ -88,7 +88,7 @@ class WriteClient:
         self._topics: dict[str, _Topic] = {}
 
     def hurry(self, seconds: float) -> None:
-        """Retry nothing after so many seconds from now. For any thread."""
+        """Let requests be tried again for at most so many seconds from now, whatever the patience. For any thread."""
         self._connection.hurry(seconds)
 
     def close(self) -> None:
@@ -98,14 +98,15 @@ class WriteClient:
     # -- topics
 
     def leaders(self, topic: str, *, make: bool = True) -> Mapping[int, int]:
-        """Return the server that leads each partition, -1 for none at the moment; empty if there is no such topic.
+        """Return the server that leads each partition, -1 for none at the moment; empty if there is no such topic. An
+        answer is kept for 60 s.
 
         `make`: a cluster that makes topics by their first use makes this one. ClientError if a topic cannot have this
         name, or, with `make`, does not exist.
         """
-        known = self._topics.get(topic)
-        if known is not None and clock.monotonic() < known.known_at + METADATA_SECONDS:
-            return known.leaders
+        known = self.known_leaders(topic)
+        if known is not None:
+            return known
 
         def ask() -> Mapping[int, int]:
             (described,) = self._connection.metadata([topic], make=make)
@@ -126,15 +127,20 @@ class WriteClient:
                 f"its first use ({error})"
             ) from error
 
+    def known_leaders(self, topic: str) -> Mapping[int, int] | None:
+        """Return what `leaders` returns if that is kept and no request is needed, else None. For any thread."""
+        known = self._topics.get(topic)
+        return None if known is None or clock.monotonic() >= known.known_at + METADATA_SECONDS else known.leaders
+
     def sees(self, topic: str) -> bool:
-        """Return if there is a topic that this user may see; no topic is made by asking."""
+        """Return true if there is a topic that this user may see; no topic is made by asking."""
         try:
             return bool(self.leaders(topic, make=False))
         except errors.TopicAuthorizationFailedError:
             return False
 
     def takes_name(self, topic: str) -> bool:
-        """Return if a topic can have this name, and this user may know of it."""
+        """Return true if a topic can have this name, and this user may know of it; there need not be one."""
 
         def ask() -> bool:
             (described,) = self._connection.metadata([topic])
@@ -143,7 +149,9 @@ class WriteClient:
         return self._patiently(ask)
 
     def partitions_at_least(self, topic: str, count: int, configs: Mapping[str, str] | None = None) -> None:
-        """Make a topic, with these configs, or give it more partitions, if it has fewer than `count`."""
+        """Make a topic with `count` partitions and these configs, or give one that has fewer as many; returns once the
+        cluster shows them. NotAllowedError if the user may not.
+        """
 
         def ask() -> None:
             leaders = self.leaders(topic, make=False)
@@ -169,9 +177,10 @@ class WriteClient:
         self._patiently(ask)
 
     def make_topic(self, topic: str) -> bool:
-        """Make a topic with as many partitions and replicas as the cluster gives by default, if it is not there.
+        """Make a topic with as many partitions and replicas as the cluster gives by default, if it is not there, and
+        wait until the cluster shows it.
 
-        Returns true if it was made.
+        Returns true if it was made. NotAllowedError if the user may not.
         """
         if self.leaders(topic, make=False):
             return False
@@ -194,7 +203,9 @@ class WriteClient:
         return made
 
     def _create(self, topic: str, count: int, configs: Mapping[str, str]) -> int:
-        """Ask for a topic of `count` partitions; returns the error code of the answer."""
+        """Ask the controller for a topic of `count` partitions; return the error code of the answer, which is 0 if it
+        was made.
+        """
         config_class = CreateTopicsRequest.CreatableTopic.CreatableTopicConfig
         new = CreateTopicsRequest.CreatableTopic(
             name=topic,
@@ -213,7 +224,9 @@ class WriteClient:
     # -- producing
 
     def init_producer(self, transactional_id: str | None, timeout_ms: int) -> Identity:
-        """Return a producer id and epoch. With a transactional id it fences earlier producers of that id (KIP-98)."""
+        """Return a producer id and epoch. With a transactional id it fences earlier producers of that id and ends their
+        transaction (KIP-98); `timeout_ms` is the longest time that a transaction may be open then.
+        """
 
         def ask() -> Identity:
             node = None if transactional_id is None else self._connection.coordinator((TRANSACTION, transactional_id))
@@ -233,7 +246,9 @@ class WriteClient:
         return self._patiently(ask, coordinator=(TRANSACTION, transactional_id or ""))
 
     def add_partitions(self, producer: Identity, places: Iterable[TopicPartition], group: str | None = None) -> None:
-        """Add partitions to the producer's transaction, which begins with the first; with a group its offsets, too."""
+        """Add partitions to the producer's transaction, which begins with the first of them; with `group`, also the
+        offsets of that group. FencedError if a newer producer has the transactional id.
+        """
         topics: dict[str, list[int]] = {}
         for topic, partition in places:
             topics.setdefault(topic, []).append(partition)
@@ -277,7 +292,9 @@ class WriteClient:
         acks: int = -1,
         max_bytes: int = REQUEST_BYTES,
     ) -> None:
-        """Write one record batch to each of some partitions; see `produce_all`."""
+        """Write one record batch to each of some partitions; returns when all are answered. Parameters and errors are
+        those of `produce_all`.
+        """
         self.produce_all(producer, {place: [batch] for place, batch in batches.items()}, acks, max_bytes)
 
     def produce_all(
@@ -287,11 +304,13 @@ class WriteClient:
         acks: int = -1,
         max_bytes: int = REQUEST_BYTES,
     ) -> None:
-        """Write the record batches of some partitions, each partition's in order; returns when all are durable.
+        """Write the record batches of some partitions, each partition's in order; returns when all are answered as
+        `acks` (Kafka's number) asks: with -1 they are durable.
 
-        Up to IN_FLIGHT requests are under way to a server, so those of one partition need sequences. A request has at
-        most `max_bytes`, or a single batch. A batch is sent again as it is: its sequence makes the cluster drop it
-        where only the answer was lost, and refuse those behind it where it was not taken.
+        Up to four requests (IN_FLIGHT) are under way to a server, so those of one partition need sequences. A request
+        has at most `max_bytes`, or a single batch. A batch is sent again as it is: its sequence makes the cluster drop
+        it where only the answer was lost, and refuse those behind it where it was not taken. After an error some
+        batches may be written.
         """
         left = {place: deque(some) for place, some in batches.items()}
 
@@ -347,9 +366,8 @@ class WriteClient:
     def committed(
         self, group: str, places: Collection[TopicPartition], may_be_open: Collection[TopicPartition] = ()
     ) -> dict[TopicPartition, tuple[int, str]]:
-        """Return offset and metadata that a group committed, of each place that has one, with no transaction open.
-
-        A place of `may_be_open` is left out if a transaction holds another offset of it; the others are waited for.
+        """Return offset and metadata that a group committed, for each of the places that has one. An offset that an
+        open transaction holds is waited for, except that a place of `may_be_open` is left out then.
         """
         asked: dict[str, list[int]] = {}
         for topic, partition in sorted(places):
@@ -404,6 +422,7 @@ class WriteClient:
         added: bool = False,
     ) -> None:
         """Commit offsets of a group in the producer's transaction, which begins with them if nothing was before.
+        `metadata` is kept with each offset.
 
         `added`: `add_partitions` was told of the group already. The transactional id fences others that would commit.
         With a `member`, its group does, too (KIP-447): NotMemberError if the member is not of the group's generation
@@ -453,7 +472,9 @@ class WriteClient:
             raise NotMemberError(f"{error}") from None
 
     def check_member(self, group: str, member: MemberIdentity) -> None:
-        """Ask the server if `member` belongs to the present generation of a group. NotMemberError if it does not."""
+        """Ask the server if `member` belongs to the present generation of a group, as it does while the group
+        rebalances, too. NotMemberError if it does not.
+        """
 
         def ask() -> None:
             answer = self._connection.send(
@@ -471,7 +492,9 @@ class WriteClient:
             raise NotMemberError(f"{error}") from None
 
     def delete_group(self, group: str) -> None:
-        """Delete a group without members, with its offsets, if there is one."""
+        """Delete a group without members, with its offsets; do nothing if there is none. Raises kafka-python's error if
+        it has members.
+        """
 
         def ask() -> None:
             answer = self._connection.send(
@@ -484,7 +507,9 @@ class WriteClient:
         self._patiently(ask, coordinator=(GROUP, group))
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, Exception]:
-        """Commit offsets of a group without members; returns the errors of the partitions that were refused."""
+        """Commit offsets of a group without members; return the errors of the partitions that do not exist or that the
+        user may not read, none if all were taken. Any other error is raised.
+        """
         topics: dict[str, list[Any]] = {}
         topic_class = OffsetCommitRequest.OffsetCommitRequestTopic
         for (topic, partition), offset in offsets.items():
@@ -519,7 +544,7 @@ class WriteClient:
 
     def end_transaction(self, producer: Identity, commit: bool = True) -> None:
         """Commit the producer's transaction, or abort it. The request is sent again if the answer was lost, which does
-        no harm.
+        no harm. FencedError if a newer producer has the transactional id.
         """
         self._change_transaction(producer, EndTxnRequest, committed=commit)
 
@@ -530,7 +555,9 @@ class WriteClient:
             self._topics.pop(topic, None)
 
     def _change_transaction(self, producer: Identity, request_class: Any, **fields: Any) -> None:
-        """Send a request that changes the producer's transaction and is answered by an error code alone."""
+        """Send a request of this class and these fields, which changes the producer's transaction and is answered by an
+        error code alone; raise the error that the code means.
+        """
         of = TRANSACTION, producer.transactional_id or ""
 
         def ask() -> None:
@@ -587,8 +614,8 @@ def _of_producer(request_class: Any, producer: Identity, **fields: Any) -> Any:
 def _cut(
     batches: Mapping[TopicPartition, Sequence[bytes | bytearray]], places: Collection[TopicPartition], max_bytes: int
 ) -> Sequence[_Cut]:
-    """Return the batches of each request: IN_FLIGHT requests with as many batches as fit into `max_bytes`, one at
-    least.
+    """Return the batches of each of the next requests, four at most, each with as many batches as fit into `max_bytes`,
+    one at least.
 
     The next batch of a partition is in the request behind that of the one before it. The first batch of a producer goes
     alone: a server that knows no sequence yet would take the one behind it, too, if it did not take that one.

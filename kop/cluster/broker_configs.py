@@ -154,7 +154,9 @@ class BrokerConfigs:
         return valid != before
 
     def _changed_by_another_broker(self) -> None:
-        """Read settings again that a client of another broker altered: they apply to this broker, too."""
+        """Read in a task the settings that a client of another broker altered: they apply to this broker, too. The
+        callbacks are called if they differ; a failure is logged.
+        """
 
         async def read() -> None:
             async with self._lock:
@@ -186,12 +188,14 @@ class BrokerConfigs:
         self._listeners.append(callback)
 
     def altered(self, resource: str) -> Mapping[str, str]:
-        """Return the settings that were altered on one level: the cluster's, "", or this broker's, its id."""
+        """Return the settings that were altered on one level: that of the whole cluster if `resource` is "", or that of
+        this broker if it is the broker's id.
+        """
         return self._altered.get(resource, {})
 
     def origins(self, name: str) -> tuple[Origin, ...]:
         """Return every place that sets `name`, in the order of precedence, so that the first one is in force: altered
-        here, altered for all, configured, the default.
+        for this broker, altered for all, configured, the default. Empty for a name that is no setting.
         """
         row = self._rows.get(name)
         if row is None and name not in DYNAMIC:
@@ -258,9 +262,11 @@ class BrokerConfigs:
         validate_only: bool = False,
     ) -> None:
         """Replace the altered settings of a level by the result of `change` on them; durable and in force on return.
+        With `validate_only` they are only checked.
 
         `change` may be called several times: applied to its own result it must give the same. INVALID_REQUEST for
-        another broker, a setting that cannot be altered at run time, or a bad value.
+        another broker, a setting that cannot be altered at run time, or a bad value; BackendError if other brokers
+        write over the change five times.
         """
         self.check_resource(resource)
         if self._engine is None:
@@ -332,8 +338,8 @@ def _refusal(spec: ConfigSpec, text: str) -> str | None:
 
 
 def _nearest(names: Iterable[str]) -> str:
-    """Return a hint for an error message: the setting that can be altered whose name is nearest, such as a topic
-    config's.
+    """Return a hint for an error message: the setting that can be altered whose name is nearest to one of `names`, such
+    as a topic config's; an empty text if none is near.
     """
     near = {
         (TOPIC_CONFIGS[name].broker if name in TOPIC_CONFIGS else None)

@@ -136,7 +136,9 @@ class ClientTopics:
         return None
 
     def id_of(self, topic: TopicInfo) -> UUID:
-        """Return the id that clients are told for a topic under the name that it has here."""
+        """Return the id that clients are told for a topic under the name that `topic` has: its own, or one of those of
+        its longer names.
+        """
         if "/" not in topic.name or topic.name == self.canonical_name(topic.name):
             return topic.topic_id
         return UUID(int=topic.topic_id.int ^ _FORMS[topic.name.startswith(_PERSISTENT)])
@@ -269,9 +271,10 @@ class ClientTopics:
         return TopicsSnapshot(len(topics), sum(topic.partitions for topic in topics))
 
     def collect(self) -> Iterable[Metric]:
-        """Return metrics of the sizes and offsets of partitions, for a scrape.
+        """Return metrics of the sizes and offsets of partitions, of the first 10,000 at most, and the number of all
+        partitions, for a scrape.
 
-        Of a partition over Pulsar that nobody asks for they are not known.
+        Of a partition over Pulsar that nobody asks for they are not known, and left out.
         """
         labels = ["topic", "partition"]
         size = gauge_family("kop_log_size_bytes", "Bytes of stored batches.", labels)

@@ -54,9 +54,10 @@ class ClusterView:
         return self._ids
 
     def endpoints(self, own: tuple[str, int], listener: str = "") -> list[tuple[int, str, int]]:
-        """Return id, host and port of each broker that has the listener over which the asking client has connected.
+        """Return id, host and port of each live broker that has the listener over which the asking client has
+        connected; an empty name is for brokers whose listeners have none.
 
-        `own` is this broker's address as the client knows it.
+        `own` is this broker's address as the client knows it, which stands for this broker.
         """
         addresses = ((id_, self.address(id_, own, listener)) for id_ in self._ids)
         return [(id_, *address) for id_, address in addresses if address is not None]
@@ -66,7 +67,9 @@ class ClusterView:
         return other is None or other.address_of(listener) is not None
 
     def address(self, broker_id: int, own: tuple[str, int], listener: str = "") -> tuple[str, int] | None:
-        """Return host and port of a broker by a listener; None if it does not have that."""
+        """Return host and port of a live broker by a listener; None if it does not have that. `own` comes back for this
+        broker, and for one that is not live.
+        """
         other = self._others.get(broker_id)
         return own if other is None else other.address_of(listener)
 
@@ -99,7 +102,7 @@ class ClusterView:
         return self.leader(topic_id, partition) == self.broker_id
 
     def snapshot(self) -> ClusterSnapshot:
-        """Return the ids of this and all live brokers for a status page."""
+        """Return the id of this broker, and the other live brokers with their addresses, for a status page."""
         return ClusterSnapshot(self.broker_id, tuple(self._others.values()))
 
     def on_change(self, callback: Callable[[], None]) -> None:

@@ -29,7 +29,7 @@ _log: Final = logging.getLogger(__name__)
 async def answers(
     broker: LiveBroker, seconds: float = TIMEOUT_SECONDS, connect: Connect = asyncio.open_connection
 ) -> bool:
-    """Return true if an ApiVersions request, version 0, is answered within `seconds`. Never raises for a failure.
+    """Return true if `broker` answers an ApiVersions request, version 0, within `seconds`. Never raises for a failure.
 
     `connect` opens a connection to host and port; nobody has to log in for this request.
     """

@@ -168,8 +168,8 @@ class ConfigSpec:
         return value
 
     def parse_wanted(self, text: str) -> Any:
-        """Parse a value that a client asks for. INVALID_CONFIG if it cannot be parsed, or is legal in Kafka but not
-        supported here.
+        """Return the value of a text that a client asks for, as `parse` does. INVALID_CONFIG if it cannot be parsed, or
+        is legal in Kafka but not supported here.
         """
         value = self.parse(text)
         if self.refused is not None and (reason := self.refused(value)) is not None:
@@ -366,10 +366,10 @@ def spec_of(name: str) -> ConfigSpec:
 
 
 def check_configs(configs: Mapping[str, str | None], *, internal: bool = False) -> dict[str, str]:
-    """Check the configs that a topic is to have as its own, all of them, and return them. INVALID_CONFIG if one is
-    unknown, None or wrong, or does not fit another one.
+    """Check the configs that a topic is to have as its own, all of them, and return them as they were written.
+    INVALID_CONFIG if one is unknown, None or wrong, or does not fit another one.
 
-    `internal`: the topic holds the state of groups, which only compaction may delete records from.
+    `internal`: the topic holds the state of a coordinator, which only compaction may delete records from.
     """
     checked: dict[str, str] = {}
     values: dict[str, Any] = {}
@@ -439,7 +439,7 @@ class ProduceRules:
 
     def takes_times(self, earliest: int, latest: int, now_ms: int) -> bool:
         """Return true if timestamps of a batch (CreateTime) from `earliest` to `latest` are near enough to `now_ms`; -1
-        stands for no timestamp, and is accepted.
+        stands for no timestamp, and is accepted. All are under LogAppendTime.
         """
         return self.log_append_time or self.time_limits.take(earliest, latest, now_ms)
 
@@ -471,7 +471,9 @@ class ProduceRules:
 
 
 def _may_grow_to(max_message_bytes: int) -> int:
-    """Return the most bytes that the records of a batch may decompress to, if they have to be decompressed."""
+    """Return the most bytes that the records of a batch may decompress to, if they have to be decompressed: sixteen
+    times the largest batch, and at least 64 MiB.
+    """
     return max(WALK_AT_LEAST, _WALK_RATIO * max_message_bytes)
 
 
@@ -502,8 +504,8 @@ class TopicConfigs:
         broker_defaults.on_change(self._forget)
 
     def lock_of(self, canonical_name: str) -> asyncio.Lock:
-        """Return the lock of a topic, held while its own configs are read, changed and written; storage may take long
-        to answer.
+        """Return the lock of the topic of this name, always the same one while somebody holds it; it is for reading,
+        changing and writing the topic's own configs, since storage may take long to answer.
         """
         return self._locks.setdefault(canonical_name, asyncio.Lock())
 
@@ -513,7 +515,9 @@ class TopicConfigs:
         self._defaults.clear()
 
     def value(self, topic: TopicInfo, name: str) -> Any:
-        """Return the effective value of a config, parsed."""
+        """Return the effective value of a topic's config, parsed. If the topic's own does not parse, that is logged
+        once, and the broker's default counts.
+        """
         spec = TOPIC_CONFIGS[name]
         text = topic.configs.get(name)
         if text is not None:
@@ -571,7 +575,9 @@ class TopicConfigs:
         )
 
     def check(self, configs: Mapping[str, str | None], *, internal: bool = False) -> dict[str, str]:
-        """Check configs as `check_configs` does, and also against what the topic inherits from the broker."""
+        """Check configs as `check_configs` does, and also against what the topic inherits from the broker; return them.
+        INVALID_CONFIG for kop.entry.format=kafka on a topic that is compacted.
+        """
         checked = check_configs(configs, internal=internal)
         raw = checked.get(ENTRY_FORMAT, "").strip() == "kafka"
         if raw and "compact" in split_list(self.text(checked, "cleanup.policy")):
@@ -613,7 +619,9 @@ class TopicConfigs:
         return self.produce_rules(topic).max_message_bytes
 
     def rows(self, configs: Mapping[str, str]) -> Iterable[ConfigRow]:
-        """Yield every config of a topic with these of its own, ordered by name."""
+        """Yield every config of a topic that has `configs` of its own, each with the value in force and all places that
+        give one, ordered by name.
+        """
         for spec in TOPIC_CONFIGS.values():
             inherited = self._inherited(spec)
             own = configs.get(spec.name)

@@ -62,12 +62,14 @@ class Coordinator(ABC, Generic[LoadedT]):
 
     @property
     def topic_id(self) -> UUID:
-        """The id of the state topic; None before the topic is known."""
+        """The id of the state topic; all zeros before the topic is known."""
         return self.state_log.topic_id
 
     @property
     def refusal(self) -> ErrorCode:
-        """The error for requests about all keys: NONE if all partitions of this broker are served."""
+        """The error for requests about all keys: NONE if all partitions of this broker are served,
+        COORDINATOR_LOAD_IN_PROGRESS while some are not.
+        """
         return self.ownership.refusal_of_all
 
     @property
@@ -78,14 +80,14 @@ class Coordinator(ABC, Generic[LoadedT]):
         return self.ownership.waiting_for
 
     def refusal_of(self, key: str, *, surely: bool = False) -> ErrorCode:
-        """Return NONE if requests for the key are served here, else the error for the client; see
-        `Ownership.refusal`.
+        """Return NONE if requests for the key are served here, else the error for the client. `surely`:
+        COORDINATOR_LOAD_IN_PROGRESS also while the key's partition is in doubt; see `Ownership.refusal`.
         """
         return self.ownership.refusal(key, surely=surely)
 
     def in_doubt(self, keys: Iterable[str]) -> set[int]:
-        """Return those partitions of these keys that another broker may have taken over meanwhile. Before anything is
-        answered from memory, `verify` has to ask about them.
+        """Return those partitions of these keys that are served here and in doubt: another broker may have taken them
+        over meanwhile. Before anything is answered from memory, `verify` has to ask about them.
         """
         return self.ownership.in_doubt(keys)
 

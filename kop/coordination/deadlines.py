@@ -49,7 +49,9 @@ class Deadlines(Generic[T]):
         return len(self._heap)
 
     def arm(self, item: T, deadline: int) -> None:
-        """Note that the item is due at `deadline`, unless it is due earlier already."""
+        """Note that the item is due at `deadline` (ms of the clock), unless it is due earlier already. The note is
+        consumed when the item's turn has come.
+        """
         if deadline < self._armed.get(item, NEVER):
             self._armed[item] = deadline
             heapq.heappush(self._heap, (deadline, next(self._serial), item))

@@ -24,6 +24,6 @@ _ANSWERS: Final = {
 
 def answer_for(failed_write: ErrorCode) -> ErrorCode:
     """Return the error code for a client whose answer needs a record that could not be written; `failed_write` is the
-    error of that write.
+    error of that write. An error that clients of coordinators may get comes back as it is, and so does NONE.
     """
     return _ANSWERS.get(failed_write, failed_write)

@@ -149,12 +149,16 @@ class Ownership(Generic[T]):
         return self._states[partition]
 
     def in_doubt(self, keys: Iterable[str]) -> set[int]:
-        """Return partitions of these keys that are served, and that another broker may have taken over meanwhile."""
+        """Return those partitions of these keys that are served here and in doubt: another broker may have taken them
+        over meanwhile. Empty before the topic is open, and after `close`.
+        """
         partitions = () if self._closed else map(self._log.partition_of, keys)
         return set(filter(self._is_in_doubt, partitions))
 
     async def verify(self, partitions: Collection[int]) -> None:
-        """Ask storage if this broker still leads these partitions. Those that another broker leads are unloaded."""
+        """Ask storage if this broker still leads these partitions. Those that another broker leads are unloaded; those
+        about which storage does not answer stay in doubt.
+        """
         await asyncio.gather(*map(self._log.verify_lead, partitions))
 
     def term(self, partition: int) -> int:
@@ -178,11 +182,11 @@ class Ownership(Generic[T]):
     # -- life
 
     async def start(self) -> None:
-        """Open the topic and take over this broker's partitions. Returns when each of them is served or was refused
-        once.
+        """Open the topic, making it if need be, and take over this broker's partitions. Returns when each of them is
+        served or was refused once, or after 15 s.
 
-        What is not served after some seconds is tried again in the background until it is. KopError if the topic is not
-        possible; a failure that may pass is tried again for a minute.
+        What is not served then is tried again in the background until it is. KopError if the topic cannot be opened; a
+        failure that may pass is tried again for a minute.
         """
         await retried(f"open the topic {self._log.name}", self._log.open, passes=passes, seconds=_OPEN_SECONDS)
         self._states = [ErrorCode.NOT_COORDINATOR] * self._log.partitions
@@ -338,8 +342,9 @@ class Ownership(Generic[T]):
         await self._log.resign(partition)
 
     def _lost(self, partition: int, term: int) -> None:
-        """Unload a partition at the loss of its lead: another broker is the writer now, or the log is gone. Nothing is
-        done if the loss is that of an older term.
+        """Unload a partition at the loss of its lead: another broker is the writer now, or the log is gone. If the
+        partition is still given to this broker, it is taken over again after a pause. Nothing is done if the loss is
+        that of an older term.
         """
         if self._stopped or self._terms[partition] != term:
             return

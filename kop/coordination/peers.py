@@ -85,7 +85,9 @@ class _PeerConnection:
 
     @property
     def is_late(self) -> bool:
-        """True if the next answer is late, so that no further call should be sent on this connection."""
+        """True if the oldest call on this connection has waited for its answer for more than 0.2 s, so that no further
+        call should be sent on it.
+        """
         oldest = next(iter(self._waiting.values()), None)
         return oldest is not None and self._loop.time() - oldest.began > LATE_SECONDS
 
@@ -138,8 +140,8 @@ class Peers:
         address: Callable[[int], tuple[str, int] | None],
         connect: Connect = asyncio.open_connection,
     ) -> None:
-        """`address` gives host and port of a live broker, None for one that is not live; `connect` opens a connection
-        there and logs in.
+        """Begin without connections. `address` gives host and port of a live broker, None for one that is not live;
+        `connect` opens a connection to such an address and logs in.
         """
         self._connect = connect
         self._client_id = f"kop-broker-{broker_id}"
@@ -152,7 +154,8 @@ class Peers:
     ) -> PeerAnswer:
         """Send a request whose version is flexible, with the tagged fields of its header, and return the answer.
 
-        KopError with NETWORK_EXCEPTION if none came: it is not known if the broker has carried the request out.
+        KopError with NETWORK_EXCEPTION if the broker is not live or no answer came within 10 s: it is not known if the
+        broker has carried the request out. Its connection is closed then.
         """
         address = self._address(broker_id)
         if address is None:

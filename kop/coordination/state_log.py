@@ -190,7 +190,9 @@ class StateLog:
         return (0 if value == -(1 << 31) else abs(value)) % len(self._logs)
 
     async def lead(self, partition: int, lost: Callable[[], None]) -> None:
-        """Become the only writer of a partition of the state topic; see `PartitionLog.lead`."""
+        """Become the only writer of a partition of the state topic; `lost` is called once when another broker leads it,
+        or it can be written no more. See `PartitionLog.lead`.
+        """
         await self._logs[partition].lead(lost)
 
     def leads(self, partition: int) -> bool:
@@ -198,7 +200,9 @@ class StateLog:
         return self._logs[partition].leads
 
     async def verify_lead(self, partition: int) -> None:
-        """Ask storage if this broker still leads a partition of the state topic; see `PartitionLog.verify_lead`."""
+        """Ask storage if this broker still leads a partition of the state topic; afterwards `leads` is true, or its
+        `lost` was called, unless storage does not answer.
+        """
         await self._logs[partition].verify_lead()
 
     async def resign(self, partition: int) -> None:
@@ -238,15 +242,15 @@ class StateLog:
         return offset
 
     def follower(self, partition: int, take: Take) -> Follower:
-        """Return an object that follows a partition that any broker may write. `take` is called with the newest values
-        that were read.
+        """Return an object that follows a partition that any broker may write. Its `catch_up` and `follow` read the
+        partition, and call `take` with the newest values that they read.
         """
         log = self._logs[partition]
         return Follower(log, partial(self._read_on, log), take)
 
     def write(self, partition: int, records: Sequence[KeyValue], written: Written) -> None:
-        """Append records to a partition, all of them or none, and call `written` with the outcome when they are stored
-        or have failed.
+        """Queue records for a partition, to be appended all of them or none, and call `written` when they are stored
+        (NONE) or have failed (with the error's code).
         """
         if not self._queued:
             asyncio.get_running_loop().call_soon(self.flush)
@@ -360,7 +364,9 @@ class Follower:
                 self._looked_at = began
 
     async def follow(self) -> None:
-        """Catch up each time that the log moves, until the caller cancels this. What fails is tried again."""
+        """Catch up each time that the log moves, and, if others write it too, half a second after the last look at the
+        latest, until the caller cancels this. A failure is logged; the next look tries again.
+        """
         log, moved = self._log, asyncio.Event()
         undo = log.on_advance(moved.set)
         try:

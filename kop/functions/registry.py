@@ -41,9 +41,11 @@ SESSION_SECONDS: Final = 6.0
 """The seconds that nobody leads after a leader was killed: as few as Kafka's default allows."""
 TRANSACTION_TIMEOUT_MS: Final = 10_000
 PATIENCE_SECONDS: Final = 30.0
-WAIT_MS: Final = 1000
+WAIT_MS: Final = 250
 """The milliseconds that a Fetch of the tail waits at most: what comes is known at once, but for what another server
 leads."""
+JOINING_WAIT_MS: Final = 50
+"""The milliseconds that it waits while the group has not dealt who leads: it may be this worker, who then begins."""
 WINDOW: Final = 5 * KNOWN_REQUESTS
 """The number of offsets of the topic of requests, before its end, that are read: a request takes about three."""
 PAUSE_SECONDS: Final = 1.0
@@ -65,7 +67,9 @@ def membership_of(
     changed: Callable[[], None] = lambda: None,
     session_seconds: float = SESSION_SECONDS,
 ) -> Membership:
-    """Return a worker's membership in the group of all workers; `changed` is called if somebody came or went."""
+    """Return a worker's membership in the group of all workers, not begun yet; `changed` is called if somebody came or
+    went. A member that is silent for `session_seconds` is gone.
+    """
     return Membership(settings, me.client_id(), GROUP, REQUESTS, changed, session_seconds)
 
 
@@ -128,8 +132,8 @@ class Registry:
     # -- for any thread
 
     def start(self) -> None:
-        """Make the topics, or check them, and begin to follow them. Returns once they are read to their ends.
-        ClientError if they cannot be made or read.
+        """Make the topics, or check them, join the group of workers, and begin to follow the topics. Returns once they
+        are read to their ends. ClientError if they cannot be made or read, or the server has no transactions.
         """
         end = clock.monotonic() + self._patience
         writer = self._writer = WriteClient(self._settings, self._patience)
@@ -148,7 +152,7 @@ class Registry:
                 raise ClientError(self._failure)
 
     def close(self) -> None:
-        """Leave the group of workers, and stop following: within CLOSE_SECONDS, even if no server answers."""
+        """Leave the group of workers, and stop following: within 5 s, even if no server answers."""
         end = clock.monotonic() + CLOSE_SECONDS
         self._over.set()
         for client in (self._reader, self._writer):
@@ -164,7 +168,9 @@ class Registry:
             self._writing.release()
 
     def trouble(self) -> str | None:
-        """Return why this worker does not know what the topics say, or cannot do it; None if nothing is wrong."""
+        """Return why this worker does not know what the topics say, cannot lead though it has to, or is not in the
+        group; None if nothing is wrong.
+        """
         if self._failure is not None:
             return self._failure
         silent = clock.monotonic() - self._read_at
@@ -188,7 +194,9 @@ class Registry:
         return tuple(by_id.values())
 
     def twin(self) -> str | None:
-        """Return the address of another worker with the id of this one, if that one takes precedence; else None."""
+        """Return the address of another worker with the id of this one, if that one takes precedence, by its address
+        and member id; else None.
+        """
         mine = self._me.client_id(), self._membership.member_id
         peers = self._membership.peers()
         here = {peer.host for peer in peers if peer.member_id == mine[1]}
@@ -213,22 +221,28 @@ class Registry:
             produce(self._writer, self._writer.init_producer(None, -1), records, {})
 
     def send(self, request: Request) -> None:
-        """Write a request to its topic; the callback `answered` gets its answer."""
+        """Write a request to its topic, and return once it is durable; the callback `answered` of this object gets the
+        answer later.
+        """
         self.write([(REQUESTS, request.fqfn.encode(), to_log(request))])
 
     def upload(self, package: Package, path: str | None = None) -> None:
-        """Write a package to its topic. With `path`, it is an uploaded file of that path."""
+        """Write a package to its topic; returns once it is durable. `path` makes it an uploaded file of that path."""
         named = [] if path is None else [(PACKAGES, f"{UPLOAD}{path}".encode(), package.digest.encode())]
         self.write([(PACKAGES, key, value) for key, value in chunks(package)] + named)
 
     def make_topics(self, spec: FunctionSpec) -> list[str]:
-        """Make the topics of a function that are missing, with the servers' defaults; returns their names."""
+        """Make the topics that a function names as inputs or output and that are missing, with the servers' defaults;
+        returns the names of those made.
+        """
         with self._writing:
             assert self._writer is not None
             return [topic for topic in filter(None, [*named(spec), spec.output]) if self._writer.make_topic(topic)]
 
     def history(self, fqfn: str, limit: int) -> list[tuple[Request, LeaderAnswer | None]]:
-        """Return the last requests for a function, the oldest of them first, with their answers."""
+        """Return the last `limit` requests for a function, the oldest of them first, each with its answer, or None if
+        there is none yet.
+        """
         there = self.metadata.definitions.get(fqfn)
         return read_history(self._settings, self._patience, fqfn, None if there is None else there.revision, limit)
 
@@ -239,7 +253,7 @@ class Registry:
             try:
                 self._open()
                 while not self._over.is_set():
-                    self._step(WAIT_MS)
+                    self._step(WAIT_MS if self._knows_leader else JOINING_WAIT_MS)
                     self._leading.step()
             except Exception as error:
                 reason = str(error) or repr(error)
@@ -255,8 +269,22 @@ class Registry:
                         self._reader.close()
                 self._reader = None
 
+    @property
+    def _knows_leader(self) -> bool:
+        """True if another worker leads, or this one does and knows that it is a member; True, too, if this one cannot
+        join the group at the moment, because no leader is known soon then.
+        """
+        if self._membership.failure is not None:
+            return True
+        leader = next((member.worker_id for member in self.members() if member.is_leader), None)
+        if self._membership.holding() is not None:
+            return self._leading.leads and leader == self._me.worker_id
+        return leader is not None
+
     def _open(self) -> None:
-        """Begin to follow the topics, or go on where it was left."""
+        """Begin to follow the topics, or go on where it was left, and read them to their ends; from then on they are
+        known.
+        """
         settings = self._settings | {
             "request_timeout_ms": min(self._settings.get("request_timeout_ms", TAIL_TIMEOUT_MS), TAIL_TIMEOUT_MS)
         }
@@ -285,7 +313,9 @@ class Registry:
             self._step(0)
 
     def _step(self, wait_ms: int) -> None:
-        """Read the next records of the topics, and wait up to `wait_ms` for some."""
+        """Read the next records of the topics, waiting up to `wait_ms` for some, and put them into the metadata; tell
+        `answered` of each answer, and `changed` once if there were any.
+        """
         assert self._reader is not None
         fetch = FetchSettings(isolation=READ_COMMITTED, wait_ms=wait_ms)
         changed = False

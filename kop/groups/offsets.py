@@ -84,8 +84,8 @@ class PendingOffset:
     """True if a plain commit came later, so that the transaction's offset is dropped when it ends."""
 
     def is_of(self, storage_transaction: bytes) -> bool:
-        """Return true if the offset belongs to the transaction that storage gives this name. An empty name, here or in
-        the offset's record, fits any.
+        """Return true if the offset belongs to the transaction that storage gives this name. An empty name fits any
+        offset, and an offset whose record has no name fits any transaction.
         """
         own = self.value.storage_transaction
         return not own or not storage_transaction or own == storage_transaction
@@ -145,7 +145,9 @@ class GroupOffsets:
         return (topic, partition) in self.pending
 
     def put(self, topic: str, partition: int, value: OffsetCommitValue) -> None:
-        """Apply a plain commit that became durable."""
+        """Apply a plain commit that became durable: it is the committed offset now, and supersedes the offsets of the
+        partition that transactions hold.
+        """
         self.by_topic.setdefault(topic, {})[partition] = value
         if pending := self.pending.get((topic, partition)):
             for earlier in pending.values():
@@ -158,7 +160,10 @@ class GroupOffsets:
         of_key[producer_id] = PendingOffset(value)
 
     def put_ended(self, producer_id: int, ended: EndedOffset) -> None:
-        """Apply the end of a producer's transaction for one partition, which became durable."""
+        """Apply the end of a producer's transaction for one partition, which became durable: its pending offset goes,
+        and is committed if `ended` says so. Then it supersedes other transactions' offsets that are before it in the
+        log.
+        """
         key, committed = ended
         self.unsure.discard((key, producer_id))
         of_key = self.pending.get(key, {})
@@ -173,7 +178,7 @@ class GroupOffsets:
             self.pending.pop(key, None)
 
     def drop(self, keys: Iterable[Key]) -> None:
-        """Drop the offsets whose tombstones became durable."""
+        """Drop the offsets, committed and pending ones, of keys whose tombstones became durable."""
         for key in keys:
             topic, partition = key
             partitions = self.by_topic.get(topic)
@@ -186,11 +191,11 @@ class GroupOffsets:
         self.unsure = {of_key for of_key in self.unsure if of_key[0] not in gone}
 
     def begin(self, key: Key) -> None:
-        """Count a write of records of `key` that begins."""
+        """Count one more write of records of `key` as under way, until `end`."""
         self.writing[key] += 1
 
     def end(self, key: Key) -> None:
-        """Count a write of `key` as ended, durable or failed."""
+        """Count one write of `key` less as under way: it has ended, durable or failed."""
         _less(self.writing, key)
 
     def release(self, key: Key) -> None:
@@ -220,8 +225,8 @@ class GroupOffsets:
                 yield key, offset
 
     def newest_epoch(self, producer_id: int, storage_transaction: bytes = b"") -> int:
-        """Return the newest producer epoch of the producer's pending offsets, or of its one transaction; -1 if it has
-        none.
+        """Return the newest producer epoch of the producer's pending offsets, with a transaction's name in storage of
+        that one's only; -1 if there are none.
         """
         of_producer = (offset for _, offset in self._pending_of(producer_id) if offset.is_of(storage_transaction))
         return max((offset.value.producer_epoch for offset in of_producer), default=-1)
@@ -245,7 +250,9 @@ class GroupOffsets:
         return ended
 
     def end_records(self, group_id: str, producer_id: int, ended: EndedOffset) -> list[KeyValue]:
-        """Return the records to write for one pending offset of the producer at the end of its transaction."""
+        """Return the records to write for one pending offset of the producer at the end of its transaction: the commit,
+        if it is one, behind it the later pending offsets of other producers once more, and the pending one's tombstone.
+        """
         (topic, partition), committed = ended
         records: list[KeyValue] = []
         if committed is not None:
@@ -276,8 +283,9 @@ class GroupOffsets:
     def expired(self, group: OffsetExpiry, now: int, retention_ms: int) -> list[Key]:
         """Return the partitions whose offsets have expired at `now`, in ms since the epoch.
 
-        Offsets of topics that members consume do not expire, nor those of which a transaction holds a pending one. An
-        offset that was committed with a retention time of its own goes by that, within the same groups.
+        Offsets of topics that members consume do not expire, nor those that are being written, or of which a
+        transaction holds a pending one; none do while the group says that its offsets do not age. An offset that was
+        committed with a retention time of its own goes by that, any other one by `retention_ms`.
         """
         since = group.offsets_age_since
         if since is None:
@@ -319,7 +327,8 @@ class OffsetStore:
     ) -> None:
         """Commit offsets of a group, all of them or none; `written` is called once they are in `offsets`, or failed.
 
-        `retention_ms`: how long to keep them whatever the broker's setting is, -1 for that setting.
+        `retention_ms`: how long to keep them whatever the broker's setting is, -1 for that setting. StateRecordError if
+        no record can hold them: nothing is written then.
         """
         values = self._values(commits, retention_ms)
         records = [(encode_offset_key(group_id, *key), encode_offset_value(value)) for key, value in values]
@@ -346,8 +355,8 @@ class OffsetStore:
         commits: Iterable[Commit],
         written: Written,
     ) -> None:
-        """Write offsets that become committed when the producer's transaction commits; `written` is called as by
-        `commit`.
+        """Write offsets that become committed when the producer's transaction commits, all of them or none; `written`
+        is called once they are pending in `offsets`, or failed. StateRecordError if no record can hold them.
         """
         values = [
             (key, PendingOffsetValue(producer_epoch, value, storage_transaction))
@@ -413,9 +422,9 @@ class OffsetStore:
         written: Written,
         more: Sequence[KeyValue] = (),
     ) -> None:
-        """Write tombstones for offsets of a group; `written` is called once they are out of `offsets`, or failed.
+        """Write tombstones for offsets of a group; `written` is called once, when they are out of `offsets`, or failed.
 
-        `more` are records that are written behind them. Many keys are several writes: some may be deleted where others
+        `more` are records that are written behind them. Many keys are several writes: some may be deleted while others
         are not, and `written` is told that it failed then.
         """
         parts = list(_writes(offsets.tombstones(group_id, keys)))
@@ -451,10 +460,11 @@ class OffsetStore:
         ]
 
     def of_missing_topics(self, offsets: GroupOffsets) -> list[Key]:
-        """Return the committed offsets of topics that do not exist any more: the topic was deleted just before a crash,
-        and the tombstones were not written.
+        """Return the keys of committed and pending offsets of topics that do not exist any more: the topic was deleted
+        just before a crash, and the tombstones were not written.
 
-        A topic of the same name that was made since counts as another topic.
+        A topic of the same name that was made since counts as another topic. One that storage could not look for counts
+        as there.
         """
         durable = {(name, partition): value for name, partition, value in offsets}
         missing = [key for key, value in durable.items() if self._is_missing(key[0], value)]
@@ -474,7 +484,7 @@ class OffsetStore:
 def _writes(
     of_each: Iterable[tuple[ItemT, Sequence[KeyValue]]],
 ) -> Iterator[tuple[list[ItemT], list[KeyValue]]]:
-    """Return items, each of which has some records, in parts that storage takes in one write each.
+    """Yield items, each of which has some records, in parts with their records that storage takes in one write each.
 
     The records of one item stay together. There is at least one part, also of no items.
     """

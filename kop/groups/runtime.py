@@ -217,7 +217,9 @@ class GroupCoordinator(Coordinator[Loaded]):
         return groups
 
     def _install(self, partition: int, groups: Loaded) -> None:
-        """Serve exactly the groups that were read from a partition."""
+        """Serve the groups that were read from a partition, begin their sessions anew, and delete the offsets of topics
+        that do not exist any more.
+        """
         term, now = self.ownership.term(partition), self._clock()
         entries = [_GroupEntry(group, partition, term, offsets) for group, offsets in groups.values()]
         for entry in entries:
@@ -229,7 +231,9 @@ class GroupCoordinator(Coordinator[Loaded]):
                 self._delete_offsets(entry, missing, _ignore)
 
     def _unload(self, partition: int) -> None:
-        """Drop the groups of a partition that another broker coordinates; waiting clients are sent there."""
+        """Drop the groups of a partition that another broker coordinates; requests that wait are answered
+        NOT_COORDINATOR, so that clients go there.
+        """
         for group_id, entry in list(self._entries.items()):
             if entry.partition == partition:
                 del self._entries[group_id]
@@ -287,7 +291,9 @@ class GroupCoordinator(Coordinator[Loaded]):
         return token.result() if token.done() else token
 
     def sync(self, group_id: str, request: SyncRequest) -> ResultOrFuture[SyncResult]:
-        """Handle SyncGroup. The answer comes when the leader's assignment is durable, an error at once."""
+        """Handle SyncGroup. The answer comes when the leader's assignment is durable, at once if it is already, and so
+        does an error.
+        """
         entry, error = self._find(group_id)
         if entry is None:
             return SyncResult(error)
@@ -296,8 +302,8 @@ class GroupCoordinator(Coordinator[Loaded]):
         return token.result() if token.done() else token
 
     def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
-        """Handle Heartbeat. While groups are being loaded, or it is in doubt if this broker leads them, each is
-        accepted, so that members stay.
+        """Handle Heartbeat: prolong the member's session, and return NONE or the error. While groups are being loaded,
+        or it is in doubt if this broker leads them, each heartbeat is accepted, so that members stay.
         """
         entry, error = self._find(group_id)
         if error == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
@@ -334,8 +340,8 @@ class GroupCoordinator(Coordinator[Loaded]):
     def check_commit(
         self, group_id: str, member_id: str, instance_id: str | None, generation: int, *, says_not_found: bool
     ) -> ErrorCode:
-        """Return NONE if a group's member may commit these offsets, else the error. `says_not_found`: the client knows
-        GROUP_ID_NOT_FOUND (version 9 and up).
+        """Return NONE if a group's member may commit offsets now, which prolongs its session, else the error.
+        `says_not_found`: the client knows GROUP_ID_NOT_FOUND (version 9 and up).
         """
         entry = self._entries.get(group_id)
         if entry is not None:
@@ -396,8 +402,9 @@ class GroupCoordinator(Coordinator[Loaded]):
     def delete_offsets(
         self, group_id: str, keys: Sequence[Key]
     ) -> ResultOrFuture[tuple[ErrorCode, dict[Key, ErrorCode]]]:
-        """Handle OffsetDelete: return one error for all, or one for each key. It is no error to delete what does not
-        exist.
+        """Handle OffsetDelete: return one error for all, or one for each key: GROUP_SUBSCRIBED_TO_TOPIC if members
+        consume the topic. It is no error to delete what does not exist. The answer comes when the tombstones are
+        durable.
         """
         entry, error = self._find(group_id, ErrorCode.GROUP_ID_NOT_FOUND)
         if entry is None:
@@ -424,8 +431,8 @@ class GroupCoordinator(Coordinator[Loaded]):
     def check_commit_in_transaction(
         self, group_id: str, member_id: str, instance_id: str | None, generation: int
     ) -> ErrorCode:
-        """Return NONE if a transaction may commit these offsets, else the error. Old clients name no member and no
-        generation (-1).
+        """Return NONE if a transaction may commit offsets for this member of the group, else the error. Old clients
+        name no member and no generation (-1).
         """
         if refusal := self.refusal_of(group_id):
             return refusal
@@ -438,8 +445,8 @@ class GroupCoordinator(Coordinator[Loaded]):
 
     @contextmanager
     def guard_transaction(self, group_id: str, producer_id: int) -> Iterator[TransactionGuard]:
-        """Watch, during the block, for the end of a producer's transaction, while the coordinator is asked if the
-        transaction is open.
+        """Yield a watch whose `ended` becomes true if the end of the producer's transaction begins during the block, in
+        which the coordinator is asked if the transaction is open.
 
         The group's partition has to be served here (`refusal_of`).
         """
@@ -465,11 +472,11 @@ class GroupCoordinator(Coordinator[Loaded]):
         storage_transaction: bytes = b"",
     ) -> asyncio.Future[ErrorCode]:
         """Commit offsets with the producer's transaction, after `check_commit_in_transaction`; all of them or none.
+        `storage_transaction`: the transaction's name in storage, empty if it has none.
 
-        `storage_transaction`: what storage calls the transaction, empty where it has no name.
-        It ends when they are durable; they are pending until `end_transaction`. INVALID_PRODUCER_EPOCH if an offset
-        of a newer epoch is pending; INVALID_TXN_STATE if the transaction has ended under the `guard`. Errors
-        otherwise as of `commit`.
+        The future has NONE when they are durable, or the error; they are pending until `end_transaction`.
+        INVALID_PRODUCER_EPOCH if an offset of a newer epoch is pending; INVALID_TXN_STATE if the transaction has ended
+        under the `guard`. Errors otherwise as of `commit`.
         """
         partition = self.state_log.partition_of(group_id)
         place = partition, producer_id
@@ -549,8 +556,9 @@ class GroupCoordinator(Coordinator[Loaded]):
     async def _end_some(
         self, place: tuple[int, int], term: int, producer_epoch: int, storage_transaction: bytes, commit: bool
     ) -> tuple[ErrorCode, bool]:
-        """Make one write of `_end_in`, which ends a transaction. Return its error, and true if nothing is left to be
-        ended.
+        """Make one write of a transaction's end, after the writes of its keys that are under way. Return its error, and
+        true if nothing is left to be ended. `place` is the partition of `__offsets` and the producer id, `term` that in
+        which the end began.
         """
         partition, producer_id = place
         await self._wait_for_writes(place, term)
@@ -660,7 +668,8 @@ class GroupCoordinator(Coordinator[Loaded]):
         ]
 
     def delete(self, group_id: str) -> ResultOrFuture[ErrorCode]:
-        """Handle DeleteGroups: delete one group with its offsets, if it has no members.
+        """Handle DeleteGroups: delete one group with its offsets; NON_EMPTY_GROUP if it has members. The answer comes
+        when the tombstones are durable.
 
         COORDINATOR_NOT_AVAILABLE while it is being deleted already, as for all requests that would change it meanwhile.
         """
@@ -722,7 +731,9 @@ class GroupCoordinator(Coordinator[Loaded]):
         self.deadlines.tick()
 
     def expire_sessions(self, group_id: str) -> int:
-        """End the session of every member of a group now, as if none had sent a heartbeat; returns how many ended."""
+        """End the session of every member of a group now, as if none had sent a heartbeat, but for members whose
+        JoinGroup or SyncGroup waits; return how many ended, 0 if there is no such group.
+        """
         entry = self._entries.get(group_id)
         if entry is None:
             return 0
@@ -740,7 +751,9 @@ class GroupCoordinator(Coordinator[Loaded]):
             self._drop_untouched(entry)
 
     async def expire(self) -> None:
-        """Delete expired offsets, but for those of `KEPT_GROUPS`, and groups that have neither members nor offsets."""
+        """Delete the offsets that have expired, except those of kop's own tools (groups `__kop.*`), and the groups that
+        have neither members nor offsets. Both are logged.
+        """
         retention_ms = self.settings.offsets_retention_minutes * 60_000
         for index, entry in enumerate(list(self._entries.values())):
             if index % _EXPIRY_SLICE == _EXPIRY_SLICE - 1:
@@ -782,14 +795,16 @@ class GroupCoordinator(Coordinator[Loaded]):
         return entry.term == self.ownership.term(entry.partition)
 
     def _drop_untouched(self, entry: _GroupEntry) -> None:
-        """Forget a group that was made for a request that then failed."""
+        """Forget a group that has no member, no generation and no offset: it was made for a request that then
+        failed.
+        """
         group = entry.group
         if group.untouched and not entry.offsets and self._entries.get(group.group_id) is entry:
             del self._entries[group.group_id]
 
     def _carry_out(self, entry: _GroupEntry, effects: Sequence[Effect], written: Written | None = None) -> None:
         """Carry out the effects of a group's state machine: answer requests and write records; `written` is called at
-        the end of each write.
+        the end of each write. Log a new state of the group, and set its deadline.
         """
         for effect in effects:
             if isinstance(effect, Reply):
@@ -835,9 +850,10 @@ class GroupCoordinator(Coordinator[Loaded]):
         self._offset_store.delete(entry.partition, entry.group.group_id, entry.offsets, keys, deleted)
 
     def _delete_group(self, entry: _GroupEntry, written: Written) -> None:
-        """Write tombstones for an empty group and all that it committed.
+        """Write tombstones for an empty group and all that it committed; call `written` with the outcome.
 
-        Until they are durable the group is dead: it takes no member and no commit, and its offsets are still told.
+        Until they are durable the group is dead: it takes no member and no commit, and its offsets are still told. If
+        they cannot be written, it is empty again.
         """
         group = entry.group
         group.kill()
@@ -874,7 +890,9 @@ def _state_topic(settings: GroupSettings) -> StateTopic:
 
 
 def _can_be_stored(group_id: str, request: JoinRequest) -> bool:
-    """Return true if records have room for the names of a group and of a member that asks to join it."""
+    """Return true if records have room for the names of a group, of a member that asks to join it, and of the member's
+    protocols.
+    """
     member_id = request.member_id or new_member_id(request.client_id, request.instance_id)
     names = (group_id, request.protocol_type, member_id, request.client_id, request.instance_id or "")
     return all(map(fits, names)) and all(fits(name) for name, _ in request.protocols)

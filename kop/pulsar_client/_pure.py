@@ -83,7 +83,9 @@ def _receipt(receipt: pb.ReceiptFields) -> Receipt:
 
 
 def _message(command: pb.MessageFields, entry: memoryview) -> Message:
-    """Return the message in a MESSAGE command; `entry` is what stands behind the command in the frame."""
+    """Return the message in a MESSAGE command; `entry` is what stands behind the command in the frame. An entry that
+    cannot be read, or whose checksum does not fit, is returned with the reason as its last part, without bytes.
+    """
     identity = (command.consumer_id, command.message_id.ledgerId, command.message_id.entryId)
     index: int | None = None
     timestamp = at = 0

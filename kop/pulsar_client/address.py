@@ -25,7 +25,9 @@ class PulsarAddress(NamedTuple):
 
 
 def parse(url: str) -> list[PulsarAddress]:
-    """Return the addresses of `pulsar://host:port,host:port`. PulsarError InvalidAddress if the URL is malformed."""
+    """Return the addresses of `pulsar://host:port,host:port` or `pulsar+ssl://...`; a host without a port has 6650, or
+    6651 with TLS. PulsarError InvalidAddress if the URL is malformed.
+    """
     scheme, separator, rest = url.strip().partition("://")
     if not separator or scheme not in {"pulsar", "pulsar+ssl"}:
         raise PulsarError("InvalidAddress", f"{url!r} is no address of a Pulsar broker: pulsar://host:6650")
@@ -52,5 +54,7 @@ def is_in_clear(service_url: str, admin_url: str) -> bool:
 
 
 def parse_one(url: str) -> PulsarAddress:
-    """Return the first address in the URL that a broker gives as its own."""
+    """Return the first address in the URL that a broker gives as its own. PulsarError InvalidAddress if the URL is
+    malformed.
+    """
     return parse(url)[0]

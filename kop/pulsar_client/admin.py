@@ -194,7 +194,9 @@ class Admin(Rest):
         return await self._json("GET", f"namespaces/{namespace_path(namespace)}/{name}")
 
     async def set_namespace_policy(self, namespace: str, name: str, value: Any) -> None:
-        """Set one policy of a namespace. It is stored at once and in force a little later."""
+        """Set one policy of a namespace by the name in its URL. It is stored on return, and in force once the brokers
+        have heard of it.
+        """
         method = "PUT" if name in _NAMESPACE_PUT else "POST"
         await self._call(method, f"namespaces/{namespace_path(namespace)}/{name}", value)
 
@@ -246,20 +248,22 @@ class Admin(Rest):
         await self._call("POST", f"{topic_path(topic)}/createMissedPartitions")
 
     async def delete_partitioned(self, topic: str, force: bool = True) -> None:
-        """Delete a partitioned topic. Without `force`, PulsarError Conflict or PreconditionFailed while clients use
-        it.
+        """Delete a partitioned topic, with `force` also while clients use it. Without, PulsarError Conflict or
+        PreconditionFailed then.
         """
         query = {"force": json.dumps(force)}
         await self._call("DELETE", f"{topic_path(topic)}/partitions", query=query, repeat=False)
 
     async def delete_plain(self, topic: str, force: bool = True) -> None:
-        """Delete a topic without partitions. PulsarError Conflict if it is partitioned."""
+        """Delete a topic without partitions, with `force` also while clients use it. PulsarError Conflict if it is
+        partitioned.
+        """
         await self._call("DELETE", topic_path(topic), query={"force": json.dumps(force)}, repeat=False)
 
     # -- properties
 
     async def properties(self, topic: str) -> dict[str, str]:
-        """Return a topic's properties, without the broker's own."""
+        """Return a topic's properties, without `index`, which is the broker's own."""
         properties = await self._properties(topic)
         properties.pop(OWN_PROPERTY, None)
         return properties
@@ -274,8 +278,8 @@ class Admin(Rest):
         return None if index is None else int(index)
 
     async def set_properties(self, topic: str, properties: Mapping[str, str]) -> None:
-        """Set these properties of a topic; others stay. PulsarError NotFound, which comes late, if there is no such
-        topic.
+        """Set these properties of a topic; others stay. PulsarError NotFound, after about a second, if there is no such
+        topic; BadRequest if the broker's own `index` is among them.
         """
         call = asyncio.ensure_future(
             self._call("PUT", f"{topic_path(topic)}/properties", checked_properties(properties))
@@ -289,7 +293,9 @@ class Admin(Rest):
             call.cancel()
 
     async def remove_property(self, topic: str, key: str) -> None:
-        """Remove one property of a topic; it is no error if it is not there."""
+        """Remove one property of a topic; it is no error if it is not there. PulsarError BadRequest for the broker's
+        own `index`.
+        """
         checked_properties({key: ""})
         await self._call("DELETE", f"{topic_path(topic)}/properties", query={"key": key})
 
@@ -315,7 +321,9 @@ class Admin(Rest):
         await self.set_policy(topic, _RETENTION, _retention_json(retention))
 
     async def get_retention(self, topic: str, *, applied: bool = False) -> Retention | None:
-        """Return a topic's retention; None if it has none of its own."""
+        """Return a topic's retention; None if it has none of its own. With `applied`, the one in force, from whatever
+        level it comes.
+        """
         return _retention(await self.policy(topic, _RETENTION, applied=applied))
 
     async def lift_backlog_quotas(self, topic: str) -> None:
@@ -331,7 +339,9 @@ class Admin(Rest):
         await self.set_policy(topic, _DEDUPLICATION, enabled)
 
     async def get_deduplication(self, topic: str, *, applied: bool = False) -> bool | None:
-        """Return true if deduplication is on by the topic's own policy; None if that is not set."""
+        """Return true if deduplication is on by the topic's own policy; None if that is not set. With `applied`, by the
+        policy in force, from whatever level it comes.
+        """
         enabled: bool | None = await self.policy(topic, _DEDUPLICATION, applied=applied)
         return enabled
 
@@ -342,7 +352,9 @@ class Admin(Rest):
         await self.set_policy(topic, "compactionThreshold", size)
 
     async def get_compaction_threshold(self, topic: str, *, applied: bool = False) -> int | None:
-        """Return the bytes after which the broker compacts the topic; None if that is not set."""
+        """Return the bytes after which the broker compacts the topic; None if that is not set. With `applied`, the
+        number in force, from whatever level it comes.
+        """
         threshold: int | None = await self.policy(topic, "compactionThreshold", applied=applied)
         return threshold
 
@@ -351,7 +363,9 @@ class Admin(Rest):
         await self.set_policy(topic, "inactiveTopicPolicies", IDLE_TOPICS_STAY)
 
     async def stays_when_idle(self, topic: str) -> bool:
-        """Return true if the broker's deletion of idle topics leaves the topic alone now."""
+        """Return true if the broker's deletion of idle topics leaves the topic alone, by the policy that is in force
+        now.
+        """
         applied: Any = await self.policy(topic, "inactiveTopicPolicies", applied=True)
         return applied is not None and not applied["deleteWhileInactive"]
 
@@ -362,7 +376,9 @@ class Admin(Rest):
         await self.set_policy(topic, "maxMessageSize", size)
 
     async def get_max_message_size(self, topic: str, *, applied: bool = False) -> int | None:
-        """Return the largest size of an entry of the topic in bytes; None if it is not set."""
+        """Return the largest size of an entry of the topic in bytes; None if it is not set. With `applied`, the size in
+        force, from whatever level it comes.
+        """
         size: int | None = await self.policy(topic, "maxMessageSize", applied=applied)
         return size
 
@@ -398,10 +414,11 @@ class Admin(Rest):
         return await self._object(f"{topic_path(partition)}/internalStats")
 
     async def stats(self, partition: str, *, backlogs: bool = False) -> dict[str, Any]:
-        """Return the topic's rates, sizes, producers and subscriptions; with `backlogs` the bytes and the age of each
-        one's backlog.
+        """Return the topic's rates, sizes, producers and subscriptions; with `backlogs` the size and the age of each
+        subscription's backlog, too.
 
-        The latter are `backlogSize` and `earliestMsgPublishTimeInBacklog` (ms), for which the broker reads an entry.
+        The latter are `backlogSize` (bytes) and `earliestMsgPublishTimeInBacklog` (ms since 1970), for which the broker
+        reads an entry.
         """
         more = {"subscriptionBacklogSize": "true", "getEarliestTimeInBacklog": "true"} if backlogs else None
         return await self._object(f"{topic_path(partition)}/stats", query=more)
@@ -409,7 +426,7 @@ class Admin(Rest):
     async def transaction_buffer(self, partition: str) -> dict[str, Any]:
         """Return state and open transactions of a partition's transaction buffer; for its states see `RECOVERED`.
 
-        PulsarError, whose code differs, on a broker without transactions.
+        PulsarError on a broker without transactions; its code is not always the same.
         """
         path = f"transactions/transactionBufferStats/{topic_path(partition).partition('/')[2]}"
         body = (await self._call("GET", path, root="admin/v3")).body
@@ -420,7 +437,7 @@ class Admin(Rest):
         """Return true if a partition holds readers back at a transaction: it has entries of it, and has seen no end of
         it.
 
-        PulsarError, whose code differs, on a broker without transactions.
+        PulsarError on a broker without transactions; its code is not always the same.
         """
         name = topic_path(partition).partition("/")[2]
         path = f"transactions/transactionInBufferStats/{name}/{txn.most}/{txn.least}"
@@ -428,7 +445,7 @@ class Admin(Rest):
         return answer.get("startPosition") is not None and not answer.get("aborted")
 
     async def message_id_by_time(self, partition: str, timestamp: int) -> tuple[int, int]:
-        """Return (ledger, entry) of the first entry that the broker took at or after `timestamp` (ms).
+        """Return (ledger, entry) of the first entry that the broker took at or after `timestamp` (ms since 1970).
 
         If there is none, the position behind the last entry; no such entry exists yet.
         """
@@ -455,7 +472,7 @@ class Admin(Rest):
         """Return the metadata of one entry without its payload, also of an entry that the broker keeps back from
         readers.
 
-        PulsarError, whose code differs, if the entry does not exist: the broker's reason is in its text.
+        PulsarError if the entry does not exist, with the broker's reason in its text; its code is not always the same.
         """
         headers = (await self._call("HEAD", f"{topic_path(partition)}/ledger/{ledger}/entry/{entry}")).headers
         index = headers.get("X-Pulsar-Broker-Entry-METADATA-index")

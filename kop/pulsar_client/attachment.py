@@ -68,23 +68,25 @@ class BrokerAttachment(ABC):
 
     @abstractmethod
     async def _find(self, assigned: str | None) -> Connection:
-        """Return the connection to attach to; `assigned` is the broker that the last one named for the topic.
-        PulsarError if Pulsar refuses it or does not answer.
+        """Return the connection to attach to. `assigned` is the URL of the broker that the former broker named for the
+        topic; None if the topic's broker has to be looked up. PulsarError if Pulsar refuses it or does not answer.
         """
 
     @abstractmethod
     async def _attach(self, connection: Connection) -> None:
-        """Register with `connection` and ask the broker to attach it. After a PulsarError nothing may stay
-        registered.
+        """Register the producer, reader or watch with `connection`, and ask the broker to accept it there. PulsarError
+        if the broker does not; nothing may stay registered then.
         """
 
     async def _confirmed(self, connection: Connection) -> None:  # noqa: B027 - most have nothing to do
-        """Check the topic after the broker has attached this, before anything is sent or read. After a PulsarError
-        nothing may stay registered.
+        """Check the topic after the broker has accepted the producer, reader or watch, before it sends or reads. A
+        PulsarError undoes the attaching; nothing may stay registered then.
         """
 
     def _interrupted(self, error: PulsarError) -> None:  # noqa: B027 - most have nothing to do
-        """End a wait in `_attach` that lasts beyond the broker's answer, because the connection is gone."""
+        """End the wait of a running `_attach` for a second answer, which may come much later, because the connection is
+        lost with `error`.
+        """
 
     @abstractmethod
     def _detached(self, error: PulsarError) -> None:
@@ -92,7 +94,7 @@ class BrokerAttachment(ABC):
 
     @property
     def _ends_with_connection(self) -> bool:
-        """True if the attachment ends with the present connection, instead of attaching again."""
+        """True if the loss of the present connection ends the attachment, instead of leading to another attempt."""
         return False
 
     def _in_vain(self, error: PulsarError) -> None:  # noqa: B027 - most have nothing to do
@@ -114,8 +116,8 @@ class BrokerAttachment(ABC):
         return self._connection is not None
 
     async def open(self) -> None:
-        """Attach for the first time. A failure that may pass is retried for the time of one request. PulsarError if
-        Pulsar refuses it or does not answer.
+        """Attach for the first time. A lost connection, or a broker that is not ready, is tried again until the time
+        limit of one request is over. PulsarError, which ends the attachment, if Pulsar refuses it or does not answer.
         """
         deadline = self._loop.time() + self._timeout
         while True:
@@ -143,8 +145,9 @@ class BrokerAttachment(ABC):
         self._resume()
 
     def on_disconnect(self, error: PulsarError, assigned: str | None) -> None:
-        """Attach again after the loss of the connection, unless the attachment was closed; `assigned` is the broker to
-        go to, if the old one has named it.
+        """Attach again, in a task, after the loss of the connection; `assigned` is the URL of the broker to go to, if
+        the old one has named it. If the client was closed, or the attachment may not outlive its connection, it ends
+        instead. An attempt to attach that is under way fails with `error`.
         """
         if self._connection is None:  # in the middle of attaching
             self._broken = error
@@ -164,8 +167,10 @@ class BrokerAttachment(ABC):
             self._task = self._loop.create_task(self._come_back(assigned), name=f"pulsar reattach {self._what}")
 
     async def _come_back(self, assigned: str | None, *, moved: bool = False) -> None:
-        """Attach again, and retry until that succeeds. With `moved` the first attempt is made at once, without asking
-        `before_attach`, because the client itself left the connection.
+        """Attach again; after a retriable PulsarError try again, with growing waits, until it works, and log every
+        tenth failure that no outage explains. Any other error, of `before_attach` too, ends the attachment. With
+        `moved` the first attempt is made at once, without `before_attach`, because the client itself left the
+        connection.
         """
         tries = 0
         while self._end is None:
@@ -205,17 +210,21 @@ class BrokerAttachment(ABC):
         self._over(error)
 
     def abandon(self, error: PulsarError) -> None:
-        """End the attachment, because its client is closed."""
+        """End the attachment with `error`, because its client is closed: no further attempt is made, and `on_lost` is
+        called.
+        """
         if self._task is not None:
             self._task.cancel()
         self._give_up(error)
 
     def _start_over(self, error: PulsarError) -> None:
-        """Leave the connection as if the broker had closed it, and attach again."""
+        """Treat the connection as lost with `error`, as if the broker had closed it, and attach again."""
         self.on_disconnect(error, None)
 
     async def _stop(self) -> Connection | None:
-        """Mark the attachment as closed. Returns the connection that it was attached to."""
+        """Mark the attachment as closed, and cancel an attempt to attach that is under way. Return the connection that
+        it was attached to; None if there was none.
+        """
         if self._end is None:
             self._end = PulsarError("Closed", f"{self._what} is closed")
         task, self._task = self._task, None

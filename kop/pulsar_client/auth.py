@@ -36,11 +36,15 @@ class Credentials:
     method: str
 
     async def data(self) -> bytes:
-        """Return the credentials for CONNECT and AUTH_RESPONSE of the binary protocol."""
+        """Return the credentials for CONNECT and AUTH_RESPONSE of the binary protocol. PulsarError AuthFailed if none
+        can be had.
+        """
         raise NotImplementedError
 
     async def headers(self) -> dict[str, str]:
-        """Return the HTTP headers that authenticate a REST request."""
+        """Return the HTTP headers that authenticate a REST request. PulsarError AuthFailed if no credentials can be
+        had.
+        """
         raise NotImplementedError
 
     def forget(self) -> None:
@@ -64,11 +68,13 @@ class Token(Credentials):
         return cls(lambda: _read(Path(path)))
 
     async def data(self) -> bytes:
-        """Return the token for the binary protocol."""
+        """Return the token for the binary protocol. PulsarError AuthFailed if its file or function gives none."""
         return (await self._token()).encode()
 
     async def headers(self) -> dict[str, str]:
-        """Return the HTTP header that carries the token as a bearer token."""
+        """Return the HTTP header that carries the token as a bearer token. PulsarError AuthFailed if its file or
+        function gives none.
+        """
         return {"Authorization": f"Bearer {await self._token()}"}
 
     async def _token(self) -> str:
@@ -131,11 +137,15 @@ class OAuth2(Credentials):
         return f"OAuth2({self._issuer!r})"
 
     async def data(self) -> bytes:
-        """Return the access token for the binary protocol, asking the issuer if none is valid."""
+        """Return the access token for the binary protocol, asking the issuer if none is valid. PulsarError AuthFailed
+        if the issuer gives none.
+        """
         return (await self._access_token()).encode()
 
     async def headers(self) -> dict[str, str]:
-        """Return the HTTP header that carries the access token as a bearer token."""
+        """Return the HTTP header that carries the access token as a bearer token; the issuer is asked if none is valid.
+        PulsarError AuthFailed if it gives none.
+        """
         return {"Authorization": f"Bearer {await self._access_token()}"}
 
     def forget(self) -> None:
@@ -174,8 +184,8 @@ class OAuth2(Credentials):
         return _checked(_text(answer, "access_token", url)), float(life)
 
     def _check_safe(self, url: str) -> None:
-        """Raise PulsarError if an issuer with TLS names a token endpoint without it, which would see the secret in
-        clear text.
+        """Raise PulsarError AuthFailed if the issuer's URL has TLS and `url`, to which the issuer leads, has not: it
+        would see the client secret in clear text.
         """
         if urlsplit(self._issuer).scheme == "https" and urlsplit(url).scheme != "https":
             text = f"{self._issuer} names {url}, which has no TLS: the client secret is not sent there; mend the issuer"
@@ -183,8 +193,9 @@ class OAuth2(Credentials):
 
     @staticmethod
     async def _object(response: aiohttp.ClientResponse) -> Mapping[str, Any]:
-        """Return the JSON object of an issuer's answer. PulsarError if the answer is an error; its text has the
-        answer's only if that is an OAuth2 error.
+        """Return the JSON object of an issuer's answer. PulsarError AuthFailed if the status is not 200 or the body no
+        object, retriable for 408, 429, 500 and above; its text quotes of the body only the fields `error` and
+        `error_description`.
         """
         try:
             answer = json.loads(await response.read())
@@ -262,7 +273,9 @@ def _oauth2(text: str, tls: TlsOptions | None) -> OAuth2:
 
 
 def _key_file(path: str) -> dict[str, str]:
-    """Return client id and secret from the JSON file that Pulsar's own clients use."""
+    """Return client id and secret, as far as they are there, from the JSON file that Pulsar's own clients use.
+    ValueError if the file cannot be read or holds no JSON object.
+    """
     try:
         content = json.loads(Path(path).read_text())
     except OSError as error:
@@ -275,7 +288,7 @@ def _key_file(path: str) -> dict[str, str]:
 
 
 def _path(text: str) -> str:
-    """Return the path that a setting names, which may be a file: URL."""
+    """Return the path that a setting names, which may be a file: URL; ~ becomes the user's folder."""
     if text.startswith("file:"):
         text = unquote(text.removeprefix("file:").removeprefix("//"))
     return str(Path(text).expanduser())

@@ -28,7 +28,9 @@ class Backoff:
         self._random = rng or clock.new_chance()
 
     def next(self) -> float:
-        """Return the next wait in seconds."""
+        """Return the next wait in seconds, drawn between half of the present length and the whole of it, and double
+        that length for the next call, up to the longest.
+        """
         wait, self._next = self._next, min(self._most, self._next * 2)
         return wait * (0.5 + self._random.random() / 2)
 

@@ -42,7 +42,7 @@ class Lookup:
 
     async def broker(self, topic: str) -> BrokerRoute:
         """Return the broker that serves `topic` (a partition or an unpartitioned topic), with the address to connect
-        to. PulsarError if Pulsar refuses it or does not answer.
+        to, and note in the pool if that is a proxy's. PulsarError if Pulsar refuses it or does not answer.
         """
         connection = await self._pool.any(LOOKUP)
         authoritative = False
@@ -146,8 +146,8 @@ class Client:
         """The largest entry (metadata and payload, in bytes) that the brokers accept, known after `start`."""
 
     async def start(self) -> None:
-        """Connect once, so that a wrong address or refused credentials show at once. PulsarError if that fails, with
-        advice in its text.
+        """Connect once, so that a wrong address or refused credentials show at once, and set `max_message_size`.
+        PulsarError if that fails, with advice in its text.
         """
         try:
             connection = await self._pool.any(LOOKUP)
@@ -185,7 +185,8 @@ class Client:
         return await self._lookup.topics(namespace)
 
     def watch(self, namespace: str, pattern: str, on_change: OnChange) -> Watch:
-        """Watch the topics of `namespace` whose full names fit the regular expression `pattern`.
+        """Watch the topics of `namespace` whose full names fit the regular expression `pattern`; return the watch,
+        which begins by itself.
 
         `on_change(snapshot, added, removed)` is called with all names at first and after each loss of the broker, then
         with None and the names that came and went, each partition by itself. It goes on until the watch is closed.
@@ -224,10 +225,10 @@ class Client:
         "wait_for_exclusive" waits until the topic is free, however long. `before_attach` is awaited before each return
         to the topic, and `confirm` each time that the producer is attached, before it sends: attaching may have created
         the topic. What they raise ends the producer, unless it is a retriable PulsarError. Without `resend` the
-        producer ends if its connection is lost with entries under way: nobody knows then if they are stored.
-        `on_stored` is called instead of the entries' `stored`, with all that one read of the socket confirmed.
-        PulsarError if Pulsar refuses: ProducerBusy, ProducerFenced, ProducerBlockedQuotaExceededError, TopicNotFound,
-        ...
+        producer ends if its connection is lost with entries under way: nobody knows then if they are stored. `on_lost`
+        is called once with the error when the producer has ended otherwise than by its `close`. `on_stored` is called
+        instead of the entries' `stored`, with all that one read of the socket confirmed. PulsarError if Pulsar refuses:
+        ProducerBusy, ProducerFenced, ProducerBlockedQuotaExceededError, TopicNotFound, ...
         """
         kind = _kind(lane)
         waits = access == "wait_for_exclusive"  # keeps nobody else waiting
@@ -278,7 +279,7 @@ class Client:
         `permits` messages may come at once, more by `Reader.flow`. If the entry at `start` is not kept any more,
         reading starts at the next one that is. With `borrow` an entry's bytes are valid during `on_entry` only; with
         `damaged` entries that cannot be read are handed out as such; `on_many` may take several at once (see `Reader`).
-        `before_attach` is that of `open_producer`. PulsarError if Pulsar refuses: TopicNotFound, ...
+        `before_attach` and `on_lost` are those of `open_producer`. PulsarError if Pulsar refuses: TopicNotFound, ...
         """
         reader = Reader(
             self._consumer_ids,
@@ -311,8 +312,8 @@ class Client:
         )
 
     def _turns_of(self, kind: str) -> Turns:
-        """Return the limit on attachments at the same time: a broker that comes back would else get ten thousand at
-        once, and most would time out.
+        """Return the limit that all attachments to connections of `kind` share, 64 at the same time: a broker that
+        comes back would else get ten thousand at once, and most would time out.
         """
         turns = self._turns.get(kind)
         if turns is None:
@@ -320,7 +321,9 @@ class Client:
         return turns
 
     async def _connection(self, topic: str, kind: str, assigned: str | None) -> Connection:
-        """Return the connection of `kind` to the broker of `topic`."""
+        """Return the connection for the purpose `kind` to the broker of `topic`: the one with the URL `assigned`, or,
+        if that is None, the one that a look-up names. PulsarError if Pulsar refuses it or does not answer.
+        """
         if assigned is not None:
             return await self._pool.get(self._pool.broker(assigned), kind)
         return await self._pool.get(await self._lookup.broker(topic), kind)

@@ -147,12 +147,12 @@ class Connection(asyncio.BufferedProtocol):
     # --- asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport of the new connection."""
+        """Keep the transport of the new connection, and let it pause producers from 4 MiB of unsent bytes on."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         self._transport.set_write_buffer_limits(high=_WRITE_HIGH)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Tell all users of the connection that it is gone."""
+        """Tell all users of the connection that it is gone, and fail the requests that wait for answers."""
         self._end(PulsarError("ConnectionLost", f"{self.name}: {exc or 'closed by the peer'}"))
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -160,7 +160,9 @@ class Connection(asyncio.BufferedProtocol):
         return self._frames.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Handle the bytes that arrived: hand on the receipts, messages and commands in them."""
+        """Handle the bytes that arrived: hand on the receipts, messages and commands in them. If a frame is faulty or
+        cannot be handled, the connection is closed.
+        """
         self._heard = True
         self._silent = 0
         try:
@@ -186,8 +188,9 @@ class Connection(asyncio.BufferedProtocol):
     # --- lifetime
 
     async def handshake(self) -> None:
-        """Send CONNECT and wait for its answer, with authentication. PulsarError if Pulsar refuses it or does not
-        answer.
+        """Send CONNECT, with credentials if there are any, and wait for the answer, without a time limit of its own.
+        Then keep the broker's version, features and largest message, and begin to look for signs of life. PulsarError
+        if Pulsar refuses it or the connection is lost.
         """
         connect = pb.CommandConnect(client_version=self._client_version, protocol_version=PROTOCOL_VERSION)
         flags = connect.feature_flags
@@ -212,7 +215,7 @@ class Connection(asyncio.BufferedProtocol):
         self._end_ticks = every(self._loop, self._keepalive, what, self._tick)
 
     def abort(self, error: PulsarError) -> None:
-        """Close the connection at once; its users are told `error`."""
+        """Close the connection at once; its users are told `error`, and requests that wait for answers fail with it."""
         self._end(error)
 
     def _end(self, error: PulsarError) -> None:
@@ -265,7 +268,9 @@ class Connection(asyncio.BufferedProtocol):
         self.write_frame(wire.PING_FRAME)
 
     def is_silent(self, looks: int) -> bool:
-        """Return true if nothing came since `looks` calls of this, though a ping was sent at the second of them."""
+        """Return true if nothing came since the call of this method that lies `looks` calls back. Each call that finds
+        nothing new since the one before it sends a ping.
+        """
         self._silent += 1
         if self._silent > 1:  # nothing came since the last call
             self.write_frame(wire.PING_FRAME)
@@ -279,7 +284,7 @@ class Connection(asyncio.BufferedProtocol):
     # --- what goes out
 
     def write_frame(self, frame: bytes) -> None:
-        """Write a whole frame, behind all entries; dropped when the connection is closed."""
+        """Write a whole frame, behind all entries that wait to be written; dropped when the connection is closed."""
         if not self.closed and self._transport is not None:
             self._write_entries()
             self._transport.write(frame)
@@ -290,7 +295,9 @@ class Connection(asyncio.BufferedProtocol):
         return self.outgoing.paused
 
     def write_entry(self, frame: bytes) -> None:
-        """Write a SEND frame at the end of this turn of the loop, with all others of it."""
+        """Write a SEND frame at the end of this turn of the loop, with all others of it; earlier if they have 1 MiB
+        together. Dropped when the connection is closed.
+        """
         self.outgoing.push(frame)
 
     def _write_soon(self) -> None:
@@ -504,7 +511,7 @@ class Connection(asyncio.BufferedProtocol):
             raise PulsarError("AuthFailed", f"no credentials to show: {error!r}") from error
 
     async def _respond(self) -> None:
-        """Answer the broker's AUTH_CHALLENGE with fresh credentials."""
+        """Answer the broker's AUTH_CHALLENGE with fresh credentials; close the connection if there are none."""
         if self._auth is None:
             self.abort(PulsarError("AuthenticationError", f"{self.name} asks for credentials, none are configured"))
             return

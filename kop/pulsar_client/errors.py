@@ -90,7 +90,9 @@ def exclusive_holder(error: PulsarError) -> str | None:
 
 
 def server_error(number: int, message: str) -> PulsarError:
-    """Return the exception for a ServerError in an answer; a number newer than this client keeps its number as name."""
+    """Return the exception for a ServerError in an answer; a number newer than this client keeps its number as name.
+    Refusals that brokers send under a code that misleads get the code that fits their text.
+    """
     try:
         name = pb.ServerError.Name(number)
     except ValueError:

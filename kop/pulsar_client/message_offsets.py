@@ -26,8 +26,8 @@ class MessageId(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> MessageId:
-        """Read LEDGER:ENTRY or LEDGER:ENTRY:BATCH-INDEX, as Pulsar's tools print it. MessageOffsetError if the text is
-        neither.
+        """Read LEDGER:ENTRY or LEDGER:ENTRY:BATCH-INDEX, as Pulsar's tools print it; without an index it is the id of
+        the whole entry. MessageOffsetError if the text is neither.
         """
         parts = text.split(":")
         if len(parts) not in {2, 3} or not all(part.lstrip("-").isdigit() for part in parts):

@@ -65,14 +65,16 @@ class Outage:
         return self._since is not None
 
     def answers(self, broker: PulsarAddress, now: float) -> None:
-        """Note that a connection to a broker is established, and that the broker answers on it."""
+        """Note that a connection to a broker is established, and that the broker answers on it: only such a broker can
+        begin an outage later, and the time until the end of a present outage is counted from the first such call.
+        """
         self._stood.add(broker)
         if self._since is not None and self._back is None:
             self._back = now
 
     def lost(self, *, others: bool) -> None:
         """Note that a connection is lost; `others`: other connections exist. Failures from now until `certain` is
-        called count as its consequence.
+        called count as the consequence of the loss, anew unless an outage goes on.
         """
         if not others:
             self._back = None
@@ -85,7 +87,8 @@ class Outage:
         self._doubtful = False
 
     def fails(self, broker: PulsarAddress, error: PulsarError, now: float, *, others: bool) -> bool:
-        """Note that a broker accepts no connection, or is silent on all. Return true if an outage begins with it.
+        """Note that a broker accepts no connection, or is silent on all. Return true if an outage begins with it: none
+        goes on, a connection to this broker stood before, and `error` is ConnectionLost or Timeout.
 
         `others`: a connection to another broker exists.
         """
@@ -102,8 +105,8 @@ class Outage:
         return True
 
     def takes(self, error: BaseException) -> bool:
-        """Count an error that the present outage caused, or the loss of a connection a moment ago; return true if one
-        of them did.
+        """Return true, and count the error in `failures`, if it is of a kind that brokers cause which are away or
+        starting, while an outage goes on or between a call of `lost` and one of `certain`. Return false otherwise.
         """
         if not (self.active or self._doubtful):
             return False
@@ -112,7 +115,9 @@ class Outage:
         return caused
 
     def settled(self, now: float) -> Over | None:
-        """Return the outage that is over now; None if there is none, or if it goes on."""
+        """End the present outage and return it if connections stand for 15 s without a new failure, or for 120 s with
+        some; else return None, also if there is no outage. To be called about each second.
+        """
         if self._since is None:
             return None
         if self.failures > self._seen:

@@ -31,7 +31,9 @@ class Outgoing:
         """True if the socket takes no more for now, so that producers keep their entries back."""
 
     def push(self, frame: bytes) -> None:
-        """Put a frame behind all others; it is dropped if the connection is closed."""
+        """Put a frame behind all others, and call `on_full` if they have `most` bytes now, else `on_first` if it is the
+        first. Once the connection is closed the frame is dropped.
+        """
         if self._on_first is None or self._on_full is None:
             return
         self._frames.append(frame)

@@ -33,7 +33,7 @@ LEDGER_NUMBERS: Final = 1 << ENTRY_BITS + PLACE_BITS
 
 
 def pack(position: Position, place: int = 0) -> int:
-    """Return the number of a message id. Only for an entry that `fits`, and a place in it below MOST_MESSAGES."""
+    """Return the number of a message id. Only for an entry that `fits`, and a place in it below 16,384."""
     return (position.ledger << ENTRY_BITS | position.entry) << PLACE_BITS | place
 
 
@@ -44,7 +44,7 @@ def unpack(number: int) -> tuple[Position, int]:
 
 
 def fits(position: Position) -> bool:
-    """Return true if the messages of this entry have numbers of their own: its number in the ledger is not too
-    large.
+    """Return true if the messages of this entry have numbers of their own: its ledger id is below 2^30, and its number
+    in the ledger below 2^19 - 1.
     """
     return 0 <= position.entry < LAST_ENTRY and 0 <= position.ledger < MOST_LEDGERS

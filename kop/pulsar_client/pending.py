@@ -93,7 +93,7 @@ class PendingEntries:
             self._unsent.append(item)
 
     def next_unsent(self) -> PendingEntry | None:
-        """Return the next entry to write to the connection, and count it as written."""
+        """Return the next entry to write to the connection, and count it as written; None if all are written."""
         while self._unsent:
             item = self._unsent.popleft()
             if self._pending.get(item.sequence_id) is item:
@@ -118,12 +118,12 @@ class PendingEntries:
         self._unsent = deque(self._pending.values())
 
     def find(self, sequence_id: int) -> PendingEntry | None:
-        """Return the pending entry whose first message has this sequence id."""
+        """Return the pending entry whose first message has this sequence id; None if there is none."""
         return self._pending.get(sequence_id)
 
     def refused(self, sequence_id: int) -> PendingEntry | None:
-        """Return the pending entry that the broker refuses: it names a batch by its highest sequence id, not by its
-        first.
+        """Return the pending entry that a broker's refusal names by the sequence id of its first message, or of its
+        last one, as brokers name batches; None if there is none.
         """
         item = self._pending.get(sequence_id)
         if item is None:
@@ -131,11 +131,15 @@ class PendingEntries:
         return item
 
     def take(self, sequence_id: int) -> PendingEntry | None:
-        """Remove an entry that was answered; return None if no entry waits for that answer any more."""
+        """Remove the entry whose first message has this sequence id, since it was answered, and return it; None if
+        there is none.
+        """
         return self._pending.pop(sequence_id, None)
 
     def take_stored(self, receipts: Sequence[Receipt]) -> list[tuple[PendingEntry, int, int]]:
-        """Remove the entries that receipts name; return each with its ledger and entry number."""
+        """Remove the entries that receipts name; return each with its ledger and entry number. Receipts of entries that
+        are not pending are passed over.
+        """
         pop = self._pending.pop
         return [
             (item, ledger, entry)
@@ -148,7 +152,7 @@ class PendingEntries:
         self._pending = {item.sequence_id: item for item in items} | self._pending
 
     def deadline(self) -> float | None:
-        """Return the time at which the oldest entry expires; None without entries."""
+        """Return the event loop's time at which the oldest entry expires; None without entries."""
         for item in self._pending.values():
             return item.deadline
         return None
@@ -165,7 +169,8 @@ class PendingEntries:
         return items
 
     def expire(self, now: float) -> list[PendingEntry]:
-        """Remove and return all entries, in order, if the oldest has expired; else return none.
+        """Remove and return all entries, in order, if the oldest has expired at the loop's time `now`; else return
+        none.
 
         All, because what stands behind it must not be stored without it: a retry of the oldest would then be dropped as
         a duplicate.

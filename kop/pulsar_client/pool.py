@@ -95,7 +95,9 @@ class Pool:
         """True if brokers are reached through the service's address, a proxy, according to the last look-up."""
 
     async def any(self, kind: str) -> Connection:
-        """Return a connection to any of the service's addresses: the one that last worked, else the next."""
+        """Return a connection for the purpose `kind` to one of the service's addresses: the one that last worked, else
+        the next. PulsarError: one that is not retriable at once, else the first of them after every address has failed.
+        """
         first: PulsarError | None = None
         begin = self._preferred
         for step in range(len(self.service)):
@@ -116,10 +118,12 @@ class Pool:
         raise first
 
     def broker(self, url: str) -> BrokerRoute:
-        """Return the route to a broker whose URL another broker named.
+        """Return the route to a broker whose URL another broker named: straight, or through the service's address if
+        that is a proxy.
 
-        PulsarError TlsError for one without TLS if the service has it: credentials would go there in clear text. A
-        proxy keeps its own connection to the broker, whose address may be of either kind.
+        PulsarError TlsError, and a log line once for each broker, for a route without TLS if the service has it:
+        credentials would go there in clear text. A proxy keeps its own connection to the broker, whose address may be
+        of either kind.
         """
         address = parse_one(url)
         broker = BrokerRoute(address, self.service[self._preferred] if self.proxied else address)
@@ -136,8 +140,8 @@ class Pool:
         return broker
 
     async def get(self, broker: BrokerRoute, kind: str) -> Connection:
-        """Return the connection to `broker` for `kind`; callers at the same time share one attempt. PulsarError if
-        Pulsar refuses it or does not answer.
+        """Return the connection to `broker` for the purpose `kind`, and make it if there is none; callers at the same
+        time share one attempt. PulsarError if Pulsar refuses it or does not answer, Closed if the client is closed.
         """
         if self._closed:
             raise PulsarError("Closed", "the client is closed")
@@ -250,7 +254,9 @@ class Pool:
             loop.call_later(LOOK_SECONDS, self._look_at_outage)
 
     def _feel_pulse(self) -> None:
-        """Look for brokers that answer nothing any more, long before their connections are given up for it."""
+        """Look for brokers that answer nothing any more, long before their connections are given up for it: send a ping
+        to each connection on which nothing came, and tell the outage which brokers answer and which are silent.
+        """
         now = asyncio.get_running_loop().time()
         answering, silent = set(), set()
         for (route, kind), connection in self._open.items():

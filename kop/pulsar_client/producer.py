@@ -180,7 +180,9 @@ class Producer(BrokerAttachment):
         return future
 
     def send_marker(self, marker_type: int, *, sequence_id: int, txn: TxnId) -> asyncio.Future[Position]:
-        """Send an entry without a payload in a transaction, which readers do not get; see `send`."""
+        """Send an entry of this marker type without a payload in a transaction; readers do not get it. The future is
+        that of `send`: the entry's position, or its error.
+        """
         metadata = pb.MessageMetadata(
             producer_name=self.name,
             sequence_id=sequence_id,
@@ -232,12 +234,14 @@ class Producer(BrokerAttachment):
             self._flush()
 
     def find(self, sequence_id: int) -> PendingEntry | None:
-        """Return the entry without a receipt whose first message has this sequence id."""
+        """Return the entry without a receipt whose first message has this sequence id; None if there is none. Entries
+        that compiled code holds are taken over first.
+        """
         self.end_direct()
         return self._pending.find(sequence_id)
 
     def unanswered(self) -> list[PendingEntry]:
-        """Return the entries without a receipt, in order."""
+        """Return the entries without a receipt, in order. Those that compiled code holds are taken over first."""
         self.end_direct()
         return self._pending.all()
 
@@ -250,7 +254,8 @@ class Producer(BrokerAttachment):
         self._pending.take(sequence_id)
 
     def move(self, find: Find) -> None:
-        """Use another connection, now and after each loss of it, once all that was written has its receipts.
+        """Use the connections that `find` gives, now and after each loss, once all that was written to the present one
+        has its receipts.
 
         What is submitted until then waits. The broker sees the producer leave, and come back on the other connection.
         """
@@ -260,8 +265,8 @@ class Producer(BrokerAttachment):
         self._change_connection()
 
     async def verify(self) -> None:
-        """Ask the broker if it still has this producer, if that is exclusive; set `sure_at`. PulsarError if Pulsar
-        refuses it or does not answer.
+        """Ask the broker if it still has this exclusive producer; if so, set `sure_at` to the time of the question.
+        PulsarError if it has not, if Pulsar does not answer, or if the producer is not attached.
 
         A broker does not tell a producer that it was fenced out, until that sends something. Asked for a producer that
         it has, it says yes and changes nothing. One that is fenced out is over then.
@@ -306,8 +311,8 @@ class Producer(BrokerAttachment):
 
     @property
     def direct_outgoing(self) -> Outgoing | None:
-        """Return the object into which compiled code may put frames behind all others now; None if entries have to go
-        through `submit`.
+        """The object into which compiled code may put frames behind all others now; None if entries have to go through
+        `submit`.
 
         Compiled code may do so while `begin_direct` lasts and the object is not paused.
         """
@@ -340,7 +345,9 @@ class Producer(BrokerAttachment):
     # --- what the connection tells
 
     def on_receipts(self, receipts: Sequence[Receipt]) -> None:
-        """Call `stored` of the entries, or `on_stored`, for the receipts that one read of the socket brought."""
+        """Call `stored` of the entries, or `on_stored`, for the receipts that one read of the socket brought; those of
+        entries that compiled code holds are given to it.
+        """
         if self._direct is not None:
             earlier = 0
             while earlier < len(receipts) and receipts[earlier][1] in self._pending:

@@ -53,14 +53,16 @@ class ReaderPosition:
         return Position(behind.ledger, behind.entry + 1)
 
     def pin(self, behind: Position) -> None:
-        """Set the start of a reader that began at the end of the log to that end, so that it goes on from there even if
-        nothing came yet.
+        """Set the start of a reader that began at the end of the log behind the entry `behind`, so that it goes on from
+        there even if nothing came yet. Without effect once an entry was delivered.
         """
         if self.last is None:
             self._start, self._inclusive = Position(behind.ledger, behind.entry + 1), True
 
     def take(self, position: Position, messages: int) -> bool:
-        """Count a delivered entry against the permits, and as delivered; return false if it is not wanted."""
+        """Subtract the messages of an entry that came from the permits. Return true, and count it as the last one
+        delivered, if it is wanted; false if it was delivered before or lies before the start.
+        """
         self.permits -= messages
         if not self.wants(position):
             return False
@@ -68,23 +70,25 @@ class ReaderPosition:
         return True
 
     def wants(self, position: Position) -> bool:
-        """Return false for an entry that was delivered before, or that lies before the start."""
+        """Return false for an entry that was delivered before, or that lies before the start; true for any other."""
         if self.last is not None:
             return position > self.last
         return self._start == EARLIEST or position >= self.start() or self._start.entry == 2**63 - 1
 
     def add(self, messages: int) -> int:
-        """Add permits; return their number, for the broker."""
+        """Count further messages that the broker may send; return their number as it was given."""
         self.permits += messages
         return messages
 
     def restored(self) -> int:
-        """Return the number of permits for the broker at a new subscription."""
+        """Return the number of messages that the broker may send, to be told at a new subscription; a negative one is
+        set to 0.
+        """
         self.permits = max(0, self.permits)
         return self.permits
 
     def seek(self, position: Position, inclusive: bool) -> None:
-        """Set another position to read on from."""
+        """Set another position to read on from, and forget the last entry that was delivered."""
         self._start, self._inclusive, self.last = position, inclusive, None
 
 
@@ -187,7 +191,9 @@ class Reader(BrokerAttachment):
         return f"{self._subscription}-{self._id}"
 
     def flow(self, messages: int) -> None:
-        """Permit the broker to send `messages` more messages."""
+        """Permit the broker to send `messages` more messages; it is told when the reader is attached again if it is not
+        now.
+        """
         granted = self._position.add(messages)
         if self._connection is not None:
             self._flow(self._connection, granted)
@@ -284,7 +290,9 @@ class Reader(BrokerAttachment):
         return taken
 
     def _on_message(self, message: Message) -> None:
-        """Deliver the entry of a message, or fetch it again if it is damaged."""
+        """Deliver the entry of a message, or fetch it again if it is damaged. An entry that was delivered before is
+        dropped, and its permits are given back to the broker.
+        """
         consumer_id, ledger, number, index, timestamp, num_messages, metadata, payload, damaged = message
         if self._end is not None or consumer_id != self._id:
             return
@@ -311,8 +319,9 @@ class Reader(BrokerAttachment):
         self.ended = True
 
     def _takes_damaged(self, position: Position, why: str, *, index_known: bool) -> bool:
-        """Return true if a damaged entry is handed out as it is. The first times it is fetched again, since the stored
-        copy may be whole.
+        """Return true if a damaged entry is handed out as it is. The first three times it is fetched again instead, by
+        attaching anew, since the stored copy may be whole. After that the reader ends, unless it hands damaged entries
+        out and the entry's index is known.
         """
         error = PulsarError("ChecksumError", f"entry {position} is damaged: {why}")
         self._damaged += 1
@@ -400,7 +409,9 @@ class Reader(BrokerAttachment):
         return self._connection
 
     async def _last_anywhere(self, seconds: float) -> pb.CommandGetLastMessageIdResponse:
-        """Ask for the last position, and once more if the topic has left the broker that was asked."""
+        """Ask for the topic's last position; ask again, within so many seconds, each time that the topic has left the
+        broker that was asked. PulsarError if Pulsar refuses it or does not answer in time.
+        """
         try:
             async with asyncio.timeout(seconds):
                 while True:

@@ -170,7 +170,9 @@ class Rest:
             raise PulsarError("BadAnswer", f"{method} {path}: no JSON; is the admin URL a Pulsar broker's?") from error
 
     async def _object(self, path: str, *keys: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """Send a GET and return its JSON object, which has to have these keys."""
+        """Send a GET and return its JSON object. PulsarError BadAnswer if the answer is none, or lacks one of these
+        keys; else as of `_call`.
+        """
         answer = await self._json("GET", path, query)
         if not isinstance(answer, dict) or not all(key in answer for key in keys):
             text = f"GET {path}: not an object{' with ' + ', '.join(keys) if keys else ''}"
@@ -178,7 +180,9 @@ class Rest:
         return answer
 
     async def _list(self, path: str) -> list[str]:
-        """Send a GET and return its JSON list of texts."""
+        """Send a GET and return its JSON list of texts. PulsarError BadAnswer if the answer is none; else as of
+        `_call`.
+        """
         answer = await self._json("GET", path)
         if not isinstance(answer, list) or not all(isinstance(item, str) for item in answer):
             raise PulsarError("BadAnswer", f"GET {path}: not a list; is the admin URL a Pulsar broker's?")
@@ -195,8 +199,9 @@ class Rest:
         repeat: bool = True,
         root: str = "admin/v2",
     ) -> RestResponse:
-        """Send a request until it is answered, refused or out of time. `repeat` is true if it may be carried out
-        twice.
+        """Send a request, at most five times within the time limit, until it is answered or refused for good. `repeat`
+        is true if it may be carried out twice; else it is sent again only if the broker surely did nothing. PulsarError
+        if there is no answer of a status from 200 to 299.
         """
         data = None if body is None else json.dumps(body).encode()
         headers = {"Accept": "*/*", "Accept-Encoding": "identity", "Content-Type": content_type}
@@ -240,7 +245,8 @@ class Rest:
 
     async def _send(self, method: str, url: URL, data: bytes | None, headers: dict[str, str]) -> RestResponse:
         """Send a request once, with its redirects (followed here: aiohttp would drop the token on the way to another
-        broker).
+        broker). After a 401 it is sent a second time with fresh credentials. PulsarError if it is refused or not
+        answered.
         """
         session = self._open()
         name = self._tls.server_hostname if self._tls else None

@@ -30,7 +30,7 @@ class TlsOptions:
     """True to trust the system's authorities beside those of `ca_file`."""
 
     def _no_passphrase(self) -> bytes:
-        """Raise an error for an encrypted key; without this callback OpenSSL would ask at the terminal."""
+        """Raise PulsarError TlsError for an encrypted key; without this callback OpenSSL would ask at the terminal."""
         raise PulsarError(
             "TlsError",
             f"the private key {self.key_file or self.cert_file} is encrypted: give one without a passphrase "

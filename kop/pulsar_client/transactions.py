@@ -142,8 +142,8 @@ class Transactions:
         return self._coordinators[txn.most]
 
     async def _again(self, ask: Callable[[float], Awaitable[T]]) -> T:
-        """Return the answer of `ask`, which gets the seconds that are left; call it again while its failure may
-        pass.
+        """Return the answer of `ask`, which gets the seconds that are left; call it again after retriable errors, until
+        the time for a request is over. Then, or for any other error, raise that.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout
@@ -169,14 +169,18 @@ class _Coordinator:
         self._connecting: asyncio.Task[Connection] | None = None
 
     async def new(self, ttl_ms: int, limit: float) -> Any:
-        """Send NEW_TXN: begin a transaction."""
+        """Send NEW_TXN, which begins a transaction that Pulsar aborts after `ttl_ms`, and return the answer, which
+        names it. PulsarError if the coordinator refuses it, or does not answer within `limit` seconds.
+        """
         connection, number = await self._request(limit)
         asked = pb.CommandNewTxn(request_id=number, txn_ttl_seconds=ttl_ms, tc_id=self._number)
         command = pb.BaseCommand(type=pb.BaseCommand.NEW_TXN, newTxn=asked)
         return await self._ask(connection, command, number, limit, "a new transaction")
 
     async def add(self, txn: TxnId, partitions: Sequence[str], limit: float) -> Any:
-        """Send ADD_PARTITION_TO_TXN: add partitions to a transaction."""
+        """Send ADD_PARTITION_TO_TXN, which adds partitions to a transaction, and return the answer. PulsarError if the
+        coordinator refuses it, or does not answer within `limit` seconds.
+        """
         connection, number = await self._request(limit)
         asked = pb.CommandAddPartitionToTxn(
             request_id=number, txnid_least_bits=txn.least, txnid_most_bits=txn.most, partitions=partitions
@@ -185,7 +189,9 @@ class _Coordinator:
         return await self._ask(connection, command, number, limit, f"partitions of transaction {txn}")
 
     async def end(self, txn: TxnId, commit: bool, limit: float) -> Any:
-        """Send END_TXN: commit or abort a transaction."""
+        """Send END_TXN, which commits a transaction, or aborts it, and return the answer. PulsarError if the
+        coordinator refuses it, or does not answer within `limit` seconds.
+        """
         connection, number = await self._request(limit)
         asked = pb.CommandEndTxn(
             request_id=number, txnid_least_bits=txn.least, txnid_most_bits=txn.most, txn_action=_ACTION[commit]
@@ -194,7 +200,9 @@ class _Coordinator:
         return await self._ask(connection, command, number, limit, f"the end of transaction {txn}")
 
     async def _request(self, limit: float) -> tuple[Connection, int]:
-        """Return the connection to the coordinator, and an id for a request on it."""
+        """Return the connection to the coordinator, made now if there is none, and an id for a request on it.
+        PulsarError if it cannot be made.
+        """
         connection = self._connected
         if connection is None or connection.closed:
             if self._connecting is None:

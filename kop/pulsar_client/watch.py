@@ -100,8 +100,8 @@ class Watch(BrokerAttachment):
         self._snapshot = list(answer.topic)
 
     def _passing(self, error: PulsarError) -> PulsarError:
-        """Remember the error for which nothing is watched, and return it as one that may pass. A namespace may come, a
-        permission be given: watching never ends by itself.
+        """Keep the error for which nothing is watched in `error`, log the first of them, and return it in a retriable
+        form unless the client is closed. A namespace may come, a permission be given: watching never ends by itself.
         """
         if not self._told and not self._outage.active:
             self._told = True

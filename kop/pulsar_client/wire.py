@@ -51,7 +51,8 @@ def send_head(
     payload: Buffer,
     txn: TxnId | None = None,
 ) -> bytes:
-    """Return the part of a SEND frame before the metadata. The frame is this, `metadata`, `payload`.
+    """Return the part of a SEND frame before the metadata, with the checksum of what follows. The whole frame is this,
+    `metadata`, `payload`.
 
     With `txn` the entry is sent in that transaction; `metadata` has to name it, too.
     """

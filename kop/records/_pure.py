@@ -175,7 +175,7 @@ def walk(
     """Check that `count` records fill `body` from `start` on, each whole, with the offset deltas 0, 1, 2, ...
 
     Returns the smallest timestamp that is a time and the largest (-1 if no record has one), and with `reject_null_keys`
-    the numbers of the first MOST_REJECTED records without a key. INVALID_RECORD if a record is malformed.
+    the numbers of the first 1,000 records without a key. INVALID_RECORD if a record is malformed.
     """
     records = bytes(memoryview(body)[start:])
     earliest = latest = -1
@@ -202,10 +202,10 @@ def pack(
     """Convert the `count` Kafka records that fill `body` into payloads of Pulsar entries; return each with the number
     of its messages.
 
-    `append_time` takes the place of every timestamp. Each payload has at most `room` bytes, or one message. With
-    `compacted` Pulsar's compaction keeps empty values, and the second list names the first MOST_REJECTED records that
-    have no key. With them the smallest and the largest timestamp, as `walk` tells them. INVALID_RECORD if a record is
-    malformed, or offset deltas are not 0, 1, 2, ...
+    `append_time`, if it is not None, takes the place of every timestamp. Each payload has at most `room` bytes, or one
+    message. For a `compacted` topic empty values are written so that Pulsar's compaction keeps them, and the second
+    list that is returned names the first 1,000 records that have no key. Then come the smallest and the largest
+    timestamp, as `walk` tells them. INVALID_RECORD if a record is malformed, or offset deltas are not 0, 1, 2, ...
     """
     body = bytes(body)
     pieces: list[tuple[bytes, int]] = []
@@ -322,7 +322,7 @@ def send_frame(
 
 
 def _few(headers: Iterator[tuple[bytes, bytes | None]]) -> Headers | None:
-    """Return the headers of a record; None if there are more than MAX_SHOWN, which are checked and not kept."""
+    """Return the headers of a record; None if there are more than 1,000, which are checked and not kept."""
     shown = tuple(islice(headers, MAX_SHOWN + 1))
     if len(shown) <= MAX_SHOWN:
         return shown
@@ -333,8 +333,8 @@ def _few(headers: Iterator[tuple[bytes, bytes | None]]) -> Headers | None:
 def _single(
     key: bytes | None, payload: bytes | None, timestamp: int, headers: Headers | None, section: bytes, *, empty: bool
 ) -> bytes:
-    """Return the SingleMessageMetadata of a record. `section` is its headers as they stand in it. `empty` is true if
-    the payload stands for an empty value.
+    """Return the SingleMessageMetadata of a record. `headers` are its headers, None for too many; `section` is the same
+    as the Kafka record encodes them. `empty` is true if the payload stands for an empty value.
     """
     out = bytearray()
     shown = {} if headers is None else _as_properties(headers)
@@ -424,9 +424,9 @@ def plain_batch(
     """Convert an entry whose payload is not compressed into a Kafka batch without compression; return also the number
     of messages without a `partition_key`.
 
-    Empty if all `count` messages are `compacted_out`. The arguments from `batched` to `event_time` are what
-    `parse_entry` tells of the metadata; the first message has `base_offset`, and `log_append_time` becomes the time of
-    every record.
+    The batch is no bytes if all `count` messages are `compacted_out`. The arguments from `batched` to `event_time` are
+    what `parse_entry` tells of the metadata; the first message has `base_offset`, and `log_append_time`, if it is not
+    None, becomes the time of every record. UndecodableEntryError if the entry is damaged.
     """
     if not batched:
         before, behind, has_value, timestamp, keyless = unpack_one(metadata, len(payload))
@@ -497,7 +497,8 @@ def around(
     """Put a batch header around `number` records, so that the batch takes `places` offsets from `base_offset` on;
     return the batch.
 
-    `records` is their bytes in parts, compressed with `codec`, each of which is copied once.
+    `records` is their bytes in parts, compressed with `codec`, each of which is copied once. `log_append_time` (ms), if
+    it is not None, becomes the largest timestamp and thereby that of every record.
     """
     attributes = codec
     if log_append_time is not None:
@@ -522,7 +523,7 @@ def unpack(payload: Buffer, count: int, publish_time: int, event_time: int) -> t
 
     Returns the records' bytes, their number (`compacted_out` messages leave gaps), the base timestamp, the largest one,
     and the number of messages without a `partition_key`: compaction drops those. `publish_time` and `event_time` are
-    the entry's.
+    the entry's. UndecodableEntryError if a message is damaged.
     """
     payload = bytes(payload)
     if not 0 < count <= len(payload) // 6:  # size, and an SMM with a payload_size
@@ -551,7 +552,8 @@ def unpack_one(metadata: Buffer, size: int) -> tuple[bytes, bytes, bool, int, in
     many, are not needed.
 
     Returns the record's bytes before its value and behind it, true if the message is the value (a tombstone has none),
-    the timestamp, and the number of messages without a `partition_key`.
+    the timestamp, and the number of messages without a `partition_key`, 0 or 1. UndecodableEntryError if the metadata
+    is damaged.
     """
     message = _Message()
     publish_time = 0
@@ -604,7 +606,9 @@ def _read_single(data: bytes) -> _Message:
 
 
 def _record(message: _Message, payload: bytes, publish_time: int, entry_event_time: int) -> tuple[int, bytearray]:
-    """Return the timestamp and the content (key, value, headers) of the Kafka record for a message."""
+    """Return the timestamp (ms) and the content (key, value, headers) of the Kafka record for a message; `publish_time`
+    and `entry_event_time` are those of its entry. UndecodableEntryError if its key or properties are damaged.
+    """
     timestamp, key, section = _outside_value(message, publish_time, entry_event_time)
     if payload == EMPTY_PAYLOAD and EMPTY_PROPERTY in message.properties:
         payload = b""
@@ -614,7 +618,9 @@ def _record(message: _Message, payload: bytes, publish_time: int, entry_event_ti
 
 
 def _outside_value(message: _Message, publish_time: int, entry_event_time: int) -> tuple[int, bytes | None, bytes]:
-    """Return the timestamp, the key and the encoded headers of the Kafka record for a message."""
+    """Return the timestamp (ms), the key and the encoded headers of the Kafka record for a message; `publish_time` and
+    `entry_event_time` are those of its entry. UndecodableEntryError if its key or properties are damaged.
+    """
     if len(message.properties) > MAX_PROPERTIES:
         raise _damaged(f"a message of {len(message.properties)} properties")
     section, marker = _headers(message.properties)
@@ -637,7 +643,9 @@ def _outside_value(message: _Message, publish_time: int, entry_event_time: int) 
 
 
 def _headers(properties: list[tuple[bytes, bytes]]) -> tuple[bytes, int | None]:
-    """Return the encoded headers of a record for a message's properties, and the timestamp if a property holds one."""
+    """Return the encoded headers of a record for a message's properties, and the timestamp (ms) that one of kop's own
+    properties holds; None if there is none.
+    """
     if not any(name.startswith(RESERVED) for name, _ in properties):
         return _section(len(properties), properties), None
     listed: tuple[bytes, int] | None = None
@@ -796,7 +804,7 @@ def _int64(value: int) -> int:
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Yield number and value of each field of a protobuf message: an int for a varint, bytes for a field with a length;
-    others are skipped.
+    others are skipped. UndecodableEntryError, on the way, if the message is malformed.
     """
     pos, end = 0, len(data)
     try:
@@ -858,13 +866,13 @@ def _put_varint(out: bytearray, value: int) -> None:
 
 
 def put_number(out: bytearray, number: int, value: int) -> None:
-    """Write a protobuf field with a varint; `value` is not negative."""
+    """Append a protobuf field with a varint to `out`; `value` is not negative."""
     _put_varint(out, number << 3)
     _put_varint(out, value)
 
 
 def put_bytes(out: bytearray, number: int, data: bytes | bytearray) -> None:
-    """Write a protobuf field with a length."""
+    """Append a protobuf field of bytes, behind their length, to `out`."""
     _put_varint(out, number << 3 | 2)
     _put_varint(out, len(data))
     out += data

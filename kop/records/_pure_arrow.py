@@ -74,7 +74,8 @@ class RowBuilder:
         return [chunk for chunk in full if chunk is not None]
 
     def add_small(self, data: Buffer, pos: int, done: int, end: int, most: int) -> tuple[list[ChunkParts], int, int]:
-        """Add small batches from `pos` on; return full chunks, the next position, and the first offset not reached.
+        """Add small batches of `data` from `pos` on; return the chunks that became full, the next position, and the
+        first offset not reached. The offset `done` was reached before; records from `end` on are not wanted.
 
         This twin adds none: it leaves all batches to `kop.records.columns`, which the compiled twin spares the work for
         small ones.

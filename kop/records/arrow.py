@@ -102,7 +102,9 @@ class Decoded(Iterator["pa.RecordBatch"]):
 
     @property
     def next_offset(self) -> int:
-        """The first offset that no batch of rows so far reaches, from which to fetch next."""
+        """The first offset that no batch of rows so far reaches; once all batches were taken, the one to fetch from
+        next.
+        """
         return self._columns.next_offset
 
     @property
@@ -199,10 +201,10 @@ def encode(rows: pa.RecordBatch, settings: EncodeSettings) -> Iterator[Encoded]:
 
 
 def digest(rows: pa.RecordBatch) -> int:
-    """Return a number below 2**128 that the same rows give in any order; the sum of those of two batches is that of
-    both.
+    """Return a number below 2**128 that the same rows give in any order; the sum of those of two batches, modulo
+    2**128, is that of both.
 
-    The columns are those of `encode`, and `topic` (string) and `partition` (int32). TypeError as there.
+    The columns are those of `encode`, and `topic` (string) and `partition` (int32). TypeError if one has another type.
     """
     import pyarrow as pa  # noqa: PLC0415
 
@@ -232,8 +234,8 @@ def rows_in(rows: pa.RecordBatch) -> RowsIn:
 
 
 def partitions(keys: pa.Array, count: int) -> pa.Array:
-    """Return the partition of a topic of `count` that Kafka's default partitioner chooses for each key, int32; null for
-    null.
+    """Return for each key the partition, of `count`, that Kafka's default partitioner chooses, as int32; null for a
+    null key.
 
     `keys` is binary or string, TypeError else.
     """

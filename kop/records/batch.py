@@ -333,7 +333,7 @@ def _misfit(data: Buffer) -> PeerError:
 
 
 def max_timestamp_of(buf: Buffer) -> int:
-    """Return the largest timestamp of the batches that fill `buf`, from their headers."""
+    """Return the largest timestamp (ms) of the batches that fill `buf`, from their headers."""
     value: int = _LONG.unpack_from(buf, MAX_TIMESTAMP_AT)[0]
     if _INT.unpack_from(buf, _LENGTH_AT)[0] + LOG_OVERHEAD < len(buf):
         value = max(header.max_timestamp for _, header in iter_batches(buf))
@@ -347,7 +347,8 @@ def stamp(buf: bytearray | memoryview, base_offset: int, leader_epoch: int = 0) 
 
 
 def stamp_create_time(buf: bytearray | memoryview, max_timestamp: int) -> None:
-    """Turn the batch that fills `buf` into one of CreateTime, whose largest timestamp is `max_timestamp`.
+    """Turn the batch that fills `buf`, in place, into one of CreateTime, whose largest timestamp is `max_timestamp`
+    (ms).
 
     The checksum is renewed. As in Kafka attributes without a meaning are cleared.
     """
@@ -361,7 +362,7 @@ def stamp_producer(buf: bytearray | memoryview, producer_id: int, epoch: int, ba
 
 
 def stamp_log_append_time(buf: bytearray | memoryview, now_ms: int) -> None:
-    """Make `now_ms` the timestamp of every record of the batch that fills `buf`, and renew the checksum.
+    """Make `now_ms` the timestamp of every record of the batch that fills `buf`, in place, and renew the checksum.
 
     As in Kafka base timestamp and records stay: readers take `max_timestamp` for every record.
     """
@@ -418,7 +419,9 @@ def first_at_or_after(
 def max_timestamp_record(
     batch: Buffer, header: BatchHeader, *, max_bytes: int, from_offset: int = 0
 ) -> tuple[int, int] | None:
-    """Return offset and timestamp of the first record in a batch with the largest timestamp, from `from_offset` on."""
+    """Return offset and timestamp (ms) of the first record in a batch with the largest timestamp, from `from_offset`
+    on; None if there is none.
+    """
     best: tuple[int, int] | None = None
     for offset, record_timestamp, _, _ in _walk(records_of(batch, header, max_bytes=max_bytes), header):
         if offset >= from_offset and (best is None or record_timestamp > best[1]):
@@ -440,11 +443,11 @@ def build(
     leader_epoch: int = 0,
     last_offset: int | None = None,
 ) -> bytearray:
-    """Return a batch of `records`, whose offsets ascend and may have gaps.
+    """Return a batch of `records`, whose offsets ascend and may have gaps. InternalError if they do not ascend.
 
-    `base_offset` is the first record's unless given, `last_offset` the last one's. With `log_append_time` the
-    largest timestamp becomes every record's. Without records both offsets have to be given: the empty batch by
-    which compaction keeps a producer's last sequence.
+    `base_offset` is the first record's unless given, `last_offset` the last one's. With `log_append_time` the largest
+    timestamp becomes every record's. Without records both offsets have to be given: the empty batch by which compaction
+    keeps a producer's last sequence.
     """
     frames = bytearray()
     base = base_offset
@@ -482,8 +485,8 @@ def build(
 
 
 def build_at(timestamp: int, records: Sequence[tuple[bytes, bytes | None]]) -> tuple[bytearray, BatchHeader]:
-    """Build a batch of keys and values at one time, from offset 0 on; return it with its header. It has the bytes that
-    `build` would give, in less time.
+    """Build a batch of keys and values that all have the timestamp `timestamp` (ms), from offset 0 on; return it with
+    its header. It has the bytes that `build` would give, in less time.
 
     There has to be a record.
     """

@@ -194,8 +194,9 @@ class FetchedColumns(Iterator[Chunk]):
         return chunk
 
     def _header_at(self, data: memoryview, pos: int, length: int, base_offset: int, done: int) -> BatchHeader | None:
-        """Return the header of the batch at `pos`, which begins with `base_offset` and `length`; None if the response
-        ends in the middle of it.
+        """Return the header of the batch at `pos`, which begins with `base_offset` and `length`. None if the response
+        ends in the middle of it; then `cut_off` is set. UnreadableRecordsError if it is malformed or of an older
+        format.
         """
         most = self._max_inflated + HEADER_SIZE
         if not _SMALLEST_BODY <= length <= most:
@@ -229,8 +230,8 @@ class FetchedColumns(Iterator[Chunk]):
 
     @staticmethod
     def _is_wanted(batch: memoryview, header: BatchHeader, transactions: _Transactions | None) -> bool:
-        """Return true if the batch holds records for a reader: no markers, no aborted ones, and not none at all. Each
-        batch has to be asked about, in order.
+        """Return true if the batch holds records for a reader: no markers, no aborted ones, and not none at all. To be
+        called for each batch, in order, since batches begin and end aborted transactions.
         """
         is_aborted = transactions is not None and transactions.is_aborted(batch, header)
         is_empty = header.record_count == 0 and header.size == HEADER_SIZE  # keeps a producer's sequence

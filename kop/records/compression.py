@@ -79,7 +79,7 @@ def decompress(codec: int, data: Buffer, max_bytes: int) -> Buffer:
 
 def compress(codec: int, data: Buffer) -> Buffer:
     """Compress `data` in a form that Java's and librdkafka's consumers read: xerial blocks for snappy, independent
-    blocks for lz4.
+    blocks for lz4. `data` itself comes back for NONE. UNSUPPORTED_COMPRESSION_TYPE for a number that is no codec.
     """
     match codec:
         case Codec.NONE:
@@ -159,8 +159,8 @@ def _gzip_hint(data: Buffer) -> int:
 
 
 def _zstd_hint(data: Buffer) -> int:
-    """Return the decompressed size in the header of the first zstd frame, or 0 if it has none; refuse windows above
-    zstd's own limit.
+    """Return the decompressed size in the header of the first zstd frame, or 0 if it has none. CORRUPT_MESSAGE for a
+    window above zstd's own limit.
     """
     if len(data) < 6 or int.from_bytes(data[:4], "little") != _ZSTD_MAGIC:
         return 0

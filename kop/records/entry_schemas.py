@@ -30,13 +30,17 @@ class SchemaRun(NamedTuple):
 
 
 def add_run(runs: list[SchemaRun], base_offset: int, version: int) -> None:
-    """Add records that follow those of the runs; records before the first run have no version."""
+    """Add records that follow those of the runs: append a run if their version is another than that of the last run.
+    Records before the first run have no version.
+    """
     if version != (runs[-1].version if runs else NO_VERSION):
         runs.append(SchemaRun(base_offset, version))
 
 
 def runs_between(runs: Sequence[SchemaRun], first: int, end: int) -> list[SchemaRun]:
-    """Return the runs of the records from offset `first` on and before `end`."""
+    """Return the runs of the records from offset `first` on and before `end`; the first of them may begin before
+    `first`.
+    """
     base = itemgetter(0)
     return list(runs[max(bisect_right(runs, first, key=base) - 1, 0) : bisect_right(runs, end - 1, key=base)])
 

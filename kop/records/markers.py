@@ -44,7 +44,8 @@ def build_marker(
 def read_marker(batch: Buffer) -> EndMarker | None:
     """Return the transaction's end that a control batch stands for; None for another kind of control record.
 
-    PeerError CORRUPT_MESSAGE if it is malformed.
+    PeerError CORRUPT_MESSAGE if it is no control batch or has no whole marker, INVALID_RECORD if its record is
+    malformed.
     """
     header = read_header(batch)
     record = next(iter_records(batch, header, max_bytes=_MOST_BYTES), None)

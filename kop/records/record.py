@@ -41,7 +41,8 @@ def frames(
     """Yield offset and timestamp of each of the `count` records that fill `body`, with the start and the end of its
     content.
 
-    Offsets have to ascend and end within the batch; `append_time` takes the place of every timestamp.
+    Offsets have to ascend and end within the batch; `append_time`, if it is not None, takes the place of every
+    timestamp. INVALID_RECORD if a record is malformed or their number is another, on the way.
     """
     last_delta = -1
     end, size = 0, len(body)
@@ -85,7 +86,8 @@ def frames(
 def key_and_value(body: bytes, pos: int, end: int) -> tuple[bytes | None, bytes | None, int]:
     """Return key and value of a record's content, and the position of its headers. A length of -1 is null.
 
-    Lengths below it are malformed. Kafka's own code takes them for null, but not every client does.
+    INVALID_RECORD if a length is below that or goes beyond the record. Kafka's own code takes those below it for null,
+    but not every client does.
     """
     try:
         byte = body[pos]
@@ -117,7 +119,9 @@ def key_and_value(body: bytes, pos: int, end: int) -> tuple[bytes | None, bytes 
 
 
 def headers_of(body: bytes, pos: int, end: int) -> Iterator[tuple[bytes, bytes | None]]:
-    """Yield the headers of a record, one at a time: a peer can put half a million of them into a megabyte."""
+    """Yield the headers of a record, one at a time: a peer can put half a million of them into a megabyte.
+    INVALID_RECORD, on the way, if they are malformed or do not end at `end`.
+    """
     try:
         count, pos = _varint(body, pos)
         if not 0 <= count <= end - pos:
@@ -142,7 +146,9 @@ def headers_of(body: bytes, pos: int, end: int) -> Iterator[tuple[bytes, bytes |
 
 
 def _varint(body: bytes, pos: int, bits: int = 32) -> tuple[int, int]:
-    """Return the zigzag varint at a position, and the position behind it; IndexError at the end of `body`."""
+    """Return the zigzag varint at a position, and the position behind it. IndexError at the end of `body`,
+    INVALID_RECORD if it has more than `bits` bits.
+    """
     value = shift = 0
     while True:
         byte = body[pos]
@@ -180,7 +186,9 @@ _SIZES: Final = [bytes((2 * n,)) if n < 64 else bytes((2 * n & 0x7F | 0x80, 2 * 
 
 
 def put_record(out: bytearray, timestamp_delta: int, offset_delta: int, content: Buffer) -> None:
-    """Encode a record and append it to `out`."""
+    """Encode a record and append it to `out`: its length, its timestamp (ms) and offset relative to those of the batch,
+    then `content`, which is key, value and headers as `content_of` encodes them.
+    """
     frame = bytearray(1)
     _put_varint(frame, timestamp_delta)
     _put_varint(frame, offset_delta)
@@ -213,9 +221,9 @@ def content_of(key: bytes | None, value: bytes | None, headers: Sequence[tuple[b
 
 
 def before_value(key: bytes | None, value_size: int | None, section_size: int) -> bytes:
-    """Return the encoded part of a record before its value, if its deltas are 0.
+    """Return the encoded part, before its value, of a record whose timestamp and offset deltas are 0.
 
-    `value_size` is None for a null value: then it is the part before its headers, which take `section_size` bytes, with
+    `value_size` is None for a null value: then it is the part before its headers. These take `section_size` bytes, with
     their number.
     """
     content = bytearray(3)  # attributes, both deltas

@@ -206,7 +206,7 @@ def plain_frames(
     """Convert one Kafka batch that is not compressed into SEND frames, as `to_frames` does, but with as few calls as
     possible.
 
-    Its errors still hold the frames that hold the batch; see `kop.errors.without_frames`.
+    The tracebacks of its errors keep the batch in memory; see `kop.errors.without_frames`.
     """
     _check_plain(header, txn)
     count = header.record_count
@@ -422,9 +422,11 @@ def schema_version(metadata: Buffer) -> int:
 def usual_batches(
     messages: Sequence[object], at: int, next_offset: int, append_time: bool
 ) -> tuple[list[tuple[int, int, bytes]], int, int]:
-    """Convert usual entries that came together into Kafka batches, in one call; see `kop.records._pure.usual_batches`.
+    """Convert usual entries that came together into Kafka batches, in one call: those of `messages` from place `at` on,
+    up to the first that is not usual; see `kop.records._pure.usual_batches`.
 
-    Each is equal to the result of `to_batch` for the entry.
+    Each is equal to the result of `to_batch` for the entry. Returns base offset, last offset and bytes of each batch,
+    and the numbers of messages and of bytes of the entries.
     """
     made: tuple[list[tuple[int, int, bytes]], int, int] = twin.usual_batches(messages, at, next_offset, append_time)
     return made
@@ -436,10 +438,10 @@ def parse_entry(metadata: Buffer) -> EntryView:
 
 
 def empty_batch(first_offset: int, last_offset: int) -> bytes:
-    """Return a batch without records that covers these offsets, as Kafka's compaction leaves them: consumers step over
-    it.
+    """Return a batch without records that covers the offsets from the first to the last, as Kafka's compaction leaves
+    them: consumers step over it.
 
-    At most 2^31 offsets fit; more is for the caller to put into several.
+    At most 2^31 offsets fit; for more, which the caller has to put into several, InternalError is raised.
     """
     if last_offset - first_offset >= 1 << 31:
         raise InternalError(f"an empty batch from {first_offset} to {last_offset}")
@@ -465,7 +467,9 @@ def _check_numbers(name: bytes, sequence_id: int, count: int, publish_time: int)
 
 
 def _check_room(first: int, size: int, packed: int, room: int) -> None:
-    """Raise MESSAGE_TOO_LARGE for an entry that exceeds Pulsar's limit with a single record."""
+    """Raise MESSAGE_TOO_LARGE for an entry that is too large for Pulsar, which then holds the single record `first`: of
+    more than 128 MiB without compression (`size`), or more than `room` bytes as it is stored (`packed`).
+    """
     if size > MAX_UNCOMPRESSED:
         raise PeerError(
             f"record {first} takes {size} bytes without compression, the limit is {MAX_UNCOMPRESSED}",
@@ -545,13 +549,17 @@ def _compress(codec: int, data: bytes) -> Buffer:
 
 
 def deflated(codec: int, payload: bytes) -> tuple[int, bytes]:
-    """Compress the payload of an entry in a codec of Kafka; return Pulsar's number for the codec, and the payload."""
+    """Compress the payload of an entry in a codec of Kafka, not in NONE; return Pulsar's number for the codec, and the
+    payload.
+    """
     compression = _TO_PULSAR[codec]
     return compression, _deflate(compression, payload)
 
 
 def _deflate(compression: int, data: bytes) -> bytes:
-    """Compress `data` in the form of Pulsar's own clients, at the fastest levels: a producer waits."""
+    """Compress `data` in the form of Pulsar's own clients, at the fastest levels: a producer waits. `compression` is
+    Pulsar's number of a codec.
+    """
     if compression == _LZ4:
         return bytes(cramjam.lz4.compress_block(data, store_size=False))
     if compression == _ZLIB:
@@ -593,7 +601,7 @@ def _inflate(view: EntryView, payload: Buffer, max_bytes: int) -> Buffer:
 
 
 def _unzlib(payload: Buffer, size: int) -> bytes:
-    """Decompress a zlib `payload`, to `size + 1` bytes at most.
+    """Decompress a zlib `payload`, to `size + 1` bytes at most. zlib.error if it is damaged.
 
     A stream that ends without its last block and its checksum is whole: Pulsar's Java code flushes deflate and does not
     finish it, in its producers and where it compacts a topic. With the byte more the checksum is read if there is one.

@@ -62,7 +62,7 @@ class CheckedRecords(NamedTuple):
 @raises_without_frames
 def check_records(data: Buffer, header: BatchHeader, reject_null_keys: bool, max_bytes: int) -> CheckedRecords:
     """Check that the records of the batch that fills `data` are whole, as many as the header says, with offset deltas
-    0, 1, 2, ...
+    0, 1, 2, ... Return their timestamps and their bytes without compression.
 
     With `reject_null_keys` (compacted topics) records without a key are collected into a RecordsRejectedError. All is
     INVALID_RECORD, also a body that cannot be decompressed or grows beyond `max_bytes`: the checksum fits, so sending
@@ -108,10 +108,12 @@ def refuse_times(
     max_bytes: int,
     body: Buffer | None = None,
 ) -> NoReturn:
-    """Raise INVALID_TIMESTAMP for the batch that fills `data`, with the records whose timestamps are not allowed.
+    """Raise INVALID_TIMESTAMP for the batch that fills `data`, with the records whose timestamps are not allowed,
+    unless it has more than 5,000 records.
 
-    The records of a LogAppendTime batch have its largest timestamp. `reserve` is told of the memory that this takes, up
-    to `max_bytes` for the records without compression, which are `body` if the caller has them.
+    The records of a LogAppendTime batch have its largest timestamp. `reserve` is called with the bytes of memory that
+    this takes, or gives back if they are negative: up to `max_bytes` for the records without compression, which are
+    `body` if the caller has them.
     """
     earliest, latest = now_ms - limits.before_max_ms, now_ms + limits.after_max_ms
     if header.record_count <= MOST_NAMED:
@@ -146,8 +148,8 @@ def _name_times(records: Buffer, header: BatchHeader, earliest: int, latest: int
 
 @raises_without_frames
 def inflated(data: Buffer, codec: int, max_bytes: int) -> Buffer:
-    """Return the records of the batch that fills `data`, without compression and not checked; errors as of
-    `check_records`.
+    """Return the records of the batch that fills `data`, without compression and not checked. PeerError INVALID_RECORD
+    if they cannot be decompressed, grow beyond `max_bytes`, or are in an lz4 that Java's consumers do not read.
     """
     packed = memoryview(data)[HEADER_SIZE:]
     try:

@@ -31,7 +31,7 @@ class Endpoint:
 
     @property
     def key(self) -> str:
-        """The name by which settings are given for the listener alone."""
+        """The listener's name in small letters, as it stands in the names of settings for this listener alone."""
         return self.name.lower()
 
     @property
@@ -56,7 +56,10 @@ class Endpoint:
 
 
 def endpoints(settings: ServerSettings, worker: int | None = None) -> tuple[Endpoint, ...]:
-    """Return the listeners of a broker, or of the worker of that number: its own ones first."""
+    """Return the listeners of a broker, or those of the worker of that number: first its own ones, each of which has a
+    port of its own (that of the settings, plus one, plus the number), then those of the settings, which it shares with
+    the others.
+    """
     if not settings.listeners:
         advertise = settings.advertise
         given = [
@@ -87,6 +90,8 @@ def _moved(address: Address, worker: int) -> Address:
 
 
 def between_brokers(settings: ServerSettings, of: tuple[Endpoint, ...]) -> int:
-    """Return the place in `of` of the listener by which brokers call one another."""
+    """Return the place in `of` of the listener by which brokers call one another: the one that the settings name, else
+    the first.
+    """
     name = settings.inter_broker_listener_name.upper()
     return next((place for place, endpoint in enumerate(of) if endpoint.name == name), 0)

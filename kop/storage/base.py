@@ -61,9 +61,10 @@ class LiveBroker:
     """Name, host and port of each listener that has a name."""
 
     def address_of(self, listener: str) -> tuple[str, int] | None:
-        """Return host and port of a listener; None if the broker has none of that name.
+        """Return host and port of a listener of the broker; None if it has none of that name.
 
-        An empty name is that of the only kind of listener that a broker without named ones has.
+        An empty name stands for the listener of a broker whose listeners have no names: None for a broker with named
+        ones.
         """
         if not listener:
             return None if self.endpoints else (self.host, self.port)
@@ -137,15 +138,16 @@ class AppendWaiter(Protocol):
         """Count `size` bytes to which a batch will be decompressed, in an engine that checks records
         (`Promises.checks_records`).
 
-        Below zero: so many fewer they were. BackendError if the request has used up its share: the batch is refused.
+        A negative size gives bytes back: the batch had so many fewer than were counted. BackendError if the request has
+        used up its share of memory: the batch is refused then.
         """
 
     def appended(self, place: int, result: AppendResult) -> None:
         """Handle that the batch that was submitted with `place` is durable."""
 
     def append_failed(self, place: int, error: KopError) -> None:
-        """Handle that this batch was refused, or that it is not known if it is stored. Others may be given the same
-        `error`: who keeps or raises it makes a `fresh_copy`.
+        """Handle that the batch that was submitted with `place` was refused, or that it is not known if it is stored.
+        Other waiters may be given the same `error`: who keeps or raises it makes a `fresh_copy`.
         """
 
 
@@ -237,8 +239,8 @@ class LeaderOfLog(Protocol):
         """
 
     async def verify_lead(self) -> None:
-        """Ask storage who leads the log; afterwards `leads` is true, or `lost` was called because another broker
-        leads.
+        """Ask storage who leads the log; afterwards `leads` is true, or `lost` was called because another broker leads.
+        If storage does not answer, nothing has changed, and nothing is raised.
         """
 
     async def resign(self) -> None:
@@ -271,7 +273,7 @@ class PartitionLog(LeaderOfLog, Protocol):
     def aborted_between(self, start: int, end: int) -> Sequence[AbortedTransaction]:
         """Return the aborted transactions of which records may lie from the offset `start` on and before `end`.
 
-        Readers of committed records skip those records. None in a storage that shows readers no such records.
+        Readers of committed records skip those records. Empty in a storage that shows readers no such records.
         """
 
     @property
@@ -343,29 +345,31 @@ class PartitionLog(LeaderOfLog, Protocol):
         """Return the batches in memory from the one that holds `offset` on; None if storage has to be read.
 
         Takes whole batches up to `max_bytes`; with `min_one` the first batch is taken whatever its size. An offset at
-        the high watermark gives an empty result, one out of range raises OFFSET_OUT_OF_RANGE; None for one behind the
-        high watermark if another broker may have moved that.
+        the high watermark gives an empty result, one out of range raises OFFSET_OUT_OF_RANGE. None also for an offset
+        beyond the high watermark, if that may have moved on meanwhile because another broker wrote.
         """
 
     async def read(self, offset: int, max_bytes: int, *, min_one: bool, places: bool = False) -> ReadResult:
         """Read batches from storage, by the rules of `read_cached`. If compaction took the batch of `offset`, the next
-        one answers. With `places` the result has them, if the engine keeps its records in Pulsar.
+        one answers. With `places` the result also has the positions of the batches' entries, if the engine keeps its
+        records in Pulsar.
         """
 
     def in_transaction(self, producer_id: int, producer_epoch: int) -> bool:
         """Return true if transactional batches of that producer id and epoch may be submitted without asking the
         coordinator.
 
-        Else it has to be asked, and `join_transaction` to be called, be it again: storage may have lost its knowledge
-        of the producer.
+        Else the coordinator has to be asked, and `join_transaction` to be called, even if it was called before: storage
+        may have lost its knowledge of the producer.
         """
 
     def join_transaction(self, producer_id: int, producer_epoch: int, storage_transaction: bytes) -> None:
         """Note that the partition is in the open transaction of that producer, and was prepared
         (`TransactionStorage.add`).
 
-        Transactional batches of that producer id and epoch that are submitted from now on belong to it, until the next
-        call for them. The caller submits none before this was called.
+        Transactional batches of that producer id and epoch that are submitted from now on belong to
+        `storage_transaction`, until the next call for the same producer id and epoch. The caller submits none before
+        this was called.
         """
 
     def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:
@@ -379,8 +383,8 @@ class PartitionLog(LeaderOfLog, Protocol):
         """Return timestamp and offset of the first record at or after `timestamp` (ms); None if there is none."""
 
     async def max_timestamp(self) -> TimestampOffset | None:
-        """Return timestamp and offset of the first record with the largest timestamp; None on an empty log
-        (KIP-734).
+        """Return timestamp and offset of the first record with the largest timestamp; None if no record has a
+        timestamp, as on an empty log (KIP-734).
         """
 
     async def delete_records(self, before_offset: int) -> int:
@@ -408,9 +412,10 @@ class MarkedLog(PartitionLog, Protocol):
     ) -> asyncio.Future[None]:
         """Write the marker that ends a producer's transaction; the future ends when it is durable.
 
-        Its epoch is the producer's from now on: batches of an earlier one are refused. `bumps_epoch`: the producer's
-        client goes by version 2 of transactions, whose ends have an epoch above that of their data (KIP-890). A marker
-        that was written before is not written again. Errors, on the future: INVALID_PRODUCER_EPOCH, or of storage.
+        The marker's `producer_epoch` is the producer's from now on: batches of an earlier epoch are refused.
+        `bumps_epoch`: the producer's client goes by version 2 of transactions, whose ends have an epoch above that of
+        their data (KIP-890). A marker that was written before is not written again. Errors, on the future:
+        INVALID_PRODUCER_EPOCH, or of storage.
         """
 
 
@@ -466,13 +471,14 @@ class TransactionStorage(Protocol):
 
     def stop_writes(self, storage_transaction: bytes) -> None:
         """Refuse all further writes into the transaction of that name, and what was submitted and still waits: its end
-        is decided, here or by another broker. An empty name is none.
+        is decided, here or by another broker. Do nothing for an empty name.
         """
 
     async def nobody_else_writes(self, ended: EndedTransaction) -> bool:
-        """Return true if surely no other process can write into the transaction any more.
+        """Return true if surely no other process can write into the transaction any more; false if that is not known,
+        also after an error.
 
-        It may take long, and does no harm if it is cancelled. It returns false also after an error.
+        It may take long, and does no harm if it is cancelled.
         """
 
     async def end(self, ended: EndedTransaction) -> None:
@@ -503,13 +509,15 @@ class Topics(Protocol):
         """
 
     def is_listed(self, namespace: str) -> bool:
-        """Return true if all topics of a namespace are known, or were a moment ago."""
+        """Return true if all topics of a namespace are known, or were when it was last listed, some seconds ago."""
 
     async def list_namespace(self, namespace: str) -> None:
         """Find all topics of a namespace that are not known. BackendError if it cannot be listed."""
 
     def missing(self, name: str) -> ErrorCode | None:
-        """Return the error for which `find` did not find that topic a moment ago; None if it did not look lately."""
+        """Return the error for which `find` did not find that topic, some seconds ago; None if it did not look since,
+        or has found the topic.
+        """
 
     def by_id(self, topic_id: UUID) -> TopicInfo | None:
         """Return the topic of that id; None if it is not known. A deleted and recreated topic has a new id."""
@@ -531,16 +539,21 @@ class Topics(Protocol):
     async def create(
         self, name: str, partitions: int, configs: Mapping[str, str], *, internal: bool = False
     ) -> TopicInfo:
-        """Make a topic. TOPIC_ALREADY_EXISTS if the name is taken."""
+        """Make a topic, and return it. TOPIC_ALREADY_EXISTS if the name is taken, INVALID_PARTITIONS for a number below
+        1.
+        """
 
     async def delete(self, topic_id: UUID) -> None:
         """Delete a topic and its records; waits on its logs end. UNKNOWN_TOPIC_ID if it does not exist."""
 
     async def grow(self, topic_id: UUID, partitions: int) -> TopicInfo:
-        """Raise the number of partitions. INVALID_PARTITIONS if it would not grow."""
+        """Raise the number of a topic's partitions to `partitions`; return the topic. INVALID_PARTITIONS if it would
+        not grow, UNKNOWN_TOPIC_ID if it does not exist.
+        """
 
     async def set_configs(self, topic_id: UUID, configs: Mapping[str, str], named: Collection[str] = ()) -> TopicInfo:
-        """Replace the topic's own configs by `configs`, all of them; in force when it returns.
+        """Replace the topic's own configs by `configs`, all of them, and return the topic; in force when it returns.
+        UNKNOWN_TOPIC_ID if it does not exist.
 
         `named`: those that a client asks for. They are brought into force also if the topic has them already, and
         somebody gave the storage other values (`differing_configs`).
@@ -624,7 +637,9 @@ class Grants(Protocol):
         """
 
     def of(self, namespace: str) -> NamespaceGrants | None:
-        """Return the grants of a namespace; None if they are not known now. One that is not there has none."""
+        """Return the grants of a namespace; None if they are not known now. A namespace that the server does not have
+        gives grants without any role.
+        """
 
     def admins(self, tenant: str) -> Collection[str] | None:
         """Return the roles that administer a tenant; None if they are not known now."""
@@ -651,7 +666,7 @@ class EngineSnapshot:
     losses: str | None
 
     def collect(self) -> Iterable[Metric]:
-        """Return the metrics that every engine has."""
+        """Return the metric that every engine has: a gauge that is 1 while records can be written, else 0."""
         return (gauge_value("kop_storage_writable", "1 while records can be written.", self.healthy is None),)
 
 

@@ -28,8 +28,8 @@ _LAST_MS: Final = 2**63 - 1
 
 
 def is_due(policy: LogPolicy, *, dirty_bytes: int, cleanable_bytes: int, oldest_ms: int, now_ms: int) -> bool:
-    """Return true if a log has to be compacted: enough of it is dirty (no compaction has seen it), or the oldest dirty
-    part has waited too long.
+    """Return true if a log has to be compacted: the share of it that is dirty (no compaction has seen it) is above
+    `min_cleanable_dirty_ratio`, or the oldest dirty part is older than `max_compaction_lag_ms`.
 
     `cleanable_bytes` are those of the part that may be cleaned, the dirty ones among them; `oldest_ms` is the oldest
     max timestamp of the dirty part.
@@ -68,7 +68,9 @@ class NewestOffsets:
         return not self._offsets or len(self._offsets) + header.record_count <= self._max_keys
 
     def add(self, data: Buffer, header: BatchHeader) -> None:
-        """Add the keys of a batch that follows those added before. PeerError if it cannot be read."""
+        """Add the keys of a batch that follows those added before; markers and batches of aborted transactions have
+        none that count. PeerError if it cannot be read.
+        """
         if header.control or self._is_aborted(header):
             return
         for record in iter_records(data, header, max_bytes=MOST_UNCOMPRESSED):
@@ -78,9 +80,10 @@ class NewestOffsets:
     def clean(self, data: Buffer, header: BatchHeader, *, now_ms: int, delete_horizon_ms: int) -> Buffer | None:
         """Return the batch without superseded records: `data` itself if nothing changes, None if no record stays.
 
-        Batches come in the order of the log, from its start on. Records without a key go, and so do tombstones whose
-        delete horizon has come; a tombstone that is seen for the first time gets `delete_horizon_ms` as its horizon.
-        PeerError if the batch cannot be read.
+        Batches come in the order of the log, from its start on. Records without a key and those of aborted transactions
+        go, and so do tombstones whose delete horizon has come; a tombstone that is seen for the first time gets
+        `delete_horizon_ms` as its horizon. So does a transaction's marker once none of the transaction's records is
+        left. PeerError if the batch cannot be read.
         """
         if header.control:
             return self._clean_control(data, header, now_ms, delete_horizon_ms)

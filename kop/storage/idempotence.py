@@ -115,9 +115,11 @@ class ProducerWindow(NamedTuple, Generic[BatchT]):
     """The last batches, oldest first, at most `WINDOW`, all of `epoch`. Empty if only `last_sequence` is known."""
 
     def check(self, header: BatchHeader) -> IdempotenceVerdict[BatchT]:
-        """Return if a batch is NEW, a DUPLICATE of a batch in the window, or REFUSED.
+        """Return if a batch is NEW, a DUPLICATE of a batch in the window (with that batch), or REFUSED (with the
+        error).
 
-        REFUSED with INVALID_PRODUCER_EPOCH (an older epoch) or OUT_OF_ORDER_SEQUENCE_NUMBER.
+        REFUSED with INVALID_PRODUCER_EPOCH (an older epoch) or OUT_OF_ORDER_SEQUENCE_NUMBER. Nothing changes: `then`
+        adds a batch.
         """
         producer_id, epoch, sequence = header.producer_id, header.producer_epoch, header.base_sequence
         if epoch < self.epoch:
@@ -138,7 +140,9 @@ class ProducerWindow(NamedTuple, Generic[BatchT]):
         )
 
     def then(self, epoch: int, batch: BatchT) -> ProducerWindow[BatchT]:
-        """Return the window with one more batch of that epoch."""
+        """Return a new window with one more batch, which is of `epoch`. The last five batches stay; those of an earlier
+        epoch go.
+        """
         older = self.batches[1 - WINDOW :] if epoch == self.epoch else ()
         return ProducerWindow(epoch, batch.last_sequence, (*older, batch))
 
@@ -195,11 +199,12 @@ class ProducerStates:
         return _NO_BATCHES.check(header) if from_zero and header.producer_id >= 0 else _NEW
 
     def append(self, header: BatchHeader, offset: int, used_ms: int, owner: object = None) -> BatchMetadata | None:
-        """Add a batch that `check` found NEW, to lie at `offset`, to its producer's window; None if it has no producer
-        id.
+        """Add a batch that `check` found NEW, to lie at `offset`, to its producer's window; return it for `commit`, or
+        None if it has no producer id.
 
-        It counts from now on, and is pending until `commit`. `used_ms` is the time at which the producer was last seen.
-        If this raises, `rollback` of the offset undoes it.
+        It counts from now on, and is pending until `commit`. A transactional one begins a transaction if its producer
+        has none. `used_ms` is the time at which the producer was last seen. If this raises, `rollback` of the offset
+        undoes it.
         """
         if header.producer_id < 0:
             return None
@@ -214,8 +219,8 @@ class ProducerStates:
     def check_marker(self, producer_id: int, epoch: int, *, bumps_epoch: bool) -> PeerError | None:
         """Return INVALID_PRODUCER_EPOCH if a marker of that epoch may not end the producer's transaction, else None.
 
-        `bumps_epoch`: its client goes by version 2 of transactions, where a marker's epoch lies above that of the data
-        (KIP-890, KIP-1228).
+        `bumps_epoch`: the producer's client goes by version 2 of transactions, where a marker's epoch lies above that
+        of the data (KIP-890, KIP-1228).
         """
         known = self._producers.get(producer_id)
         lowest = -1 if known is None else known.window.epoch
@@ -261,7 +266,8 @@ class ProducerStates:
         """Add a marker that lies at `offset`: it ends the producer's transaction, and its epoch is the producer's from
         now on.
 
-        `timestamp` is the marker's. The result is for `commit`, as that of `append`. It is in no window.
+        `timestamp` is the marker's (ms). The result is for `commit`, as that of `append`, and is in no producer's
+        window.
         """
         before = self._producers.get(producer_id)
         marker, after = _with_marker(producer_id, epoch, offset, timestamp, used_ms, before, owner)
@@ -271,7 +277,9 @@ class ProducerStates:
         return marker
 
     def commit(self, batch: BatchMetadata) -> None:
-        """Count a batch, and with it every pending batch before it, as durable."""
+        """Count a batch, and every pending one that lies before it in the log, as durable. Nothing happens if it counts
+        so already; InternalError if a rollback has undone it.
+        """
         if not batch.pending:
             return
         if all(pending is not batch for pending, _ in self._pending):
@@ -281,8 +289,8 @@ class ProducerStates:
             self._pending.popleft()[0].pending = False
 
     def rollback(self, offset: int) -> list[BatchMetadata]:
-        """Undo every pending batch that lies at or beyond `offset`, since it was not stored; return them, oldest first,
-        without owners.
+        """Undo every pending batch that lies at or beyond `offset`, since it was not stored, and what it did to
+        transactions; return those batches, oldest first, without owners.
         """
         undone: list[BatchMetadata] = []
         while self._pending and self._pending[-1][0].base_offset >= offset:
@@ -378,8 +386,9 @@ class ProducerStates:
     ) -> ProducerStates:
         """Return the producers of a snapshot. InternalError if it is malformed.
 
-        `aborted` are the partition's aborted transactions, which no snapshot holds. For `wall_ahead_ms` see `snapshot`.
-        No producer was last seen after `used_ms`, which is now.
+        `aborted` are the partition's aborted transactions, which no snapshot holds. The times in a snapshot are
+        `wall_ahead_ms` ahead of the clock of `used_ms`, which is now: a producer that was seen later counts as seen
+        now.
         """
         states = cls()
         begun: dict[int, int] = {}
@@ -442,7 +451,9 @@ _NO_BATCHES: Final[ProducerWindow[BatchMetadata]] = ProducerWindow(-1, -1)
 def with_batch(
     header: BatchHeader, offset: int, used_ms: int, before: _Producer | None, owner: object = None
 ) -> tuple[BatchMetadata, _Producer]:
-    """Return a pending batch at that offset, and the state of its producer after it."""
+    """Return a pending batch that lies at `offset`, and the state of its producer after it. `before` is the producer's
+    state so far, None if there is none; `used_ms` the time at which it was last seen.
+    """
     batch = BatchMetadata(
         header.producer_id,
         header.base_sequence,
@@ -465,7 +476,9 @@ def _with_marker(
     before: _Producer | None,
     owner: object = None,
 ) -> tuple[BatchMetadata, _Producer]:
-    """Return a pending marker at that offset, and the state of its producer after it."""
+    """Return a pending marker that lies at `offset`, and the state of its producer after it. `before` is the producer's
+    state so far, None if there is none; a newer epoch begins an empty window.
+    """
     window = _NO_BATCHES if before is None else before.window
     if epoch > window.epoch:
         window = ProducerWindow(epoch, -1)  # its next batch begins at sequence 0

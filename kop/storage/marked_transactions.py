@@ -57,8 +57,8 @@ class MarkedTransactions:
         return True
 
     async def end(self, ended: EndedTransaction) -> None:
-        """Write the markers of a transaction's end to its logs. Raises the error of the first partition whose marker is
-        not durable.
+        """Write the markers of a transaction's end to its logs, and wait until they are durable. Raises the error of
+        the first partition whose marker is not; one that was deleted, or has the marker of a later end, is passed over.
         """
         markers = [
             log.end_transaction(

@@ -101,7 +101,9 @@ class Partition:
         place: int,
         from_zero: bool = False,
     ) -> None:
-        """Accept a batch; `waiter` is told when it is durable or has failed. See `PartitionLog.submit`."""
+        """Accept a batch, to be stored; `waiter` is told once, with `place`, when it is durable or has failed. See
+        `PartitionLog.submit`.
+        """
 
     def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:
         """Accept a batch and return a future of its result; see `PartitionLog.append`."""
@@ -139,7 +141,9 @@ class Partition:
             raise self.gone()
 
     def check_offset(self, offset: int) -> None:
-        """Raise OFFSET_OUT_OF_RANGE for an offset that cannot be read; the high watermark can, and gives nothing."""
+        """Raise OFFSET_OUT_OF_RANGE for an offset that cannot be read, and UNKNOWN_TOPIC_OR_PARTITION if the topic was
+        deleted. The high watermark can be read, and gives nothing.
+        """
         if self.log_start_offset <= offset <= self.high_watermark and not self.deleted:
             return
         self.check_there()
@@ -148,7 +152,8 @@ class Partition:
     def deletable(self, before_offset: int) -> int:
         """Return the log start that a DeleteRecords with `before_offset` asks for; -1 is the high watermark.
 
-        Raises OFFSET_OUT_OF_RANGE beyond the high watermark. An offset below the log start comes back as it is: the
+        Raises OFFSET_OUT_OF_RANGE for an offset beyond the high watermark or below 0 (but for -1),
+        UNKNOWN_TOPIC_OR_PARTITION if the topic was deleted. An offset below the log start comes back as it is: the
         caller has nothing to do then.
         """
         self.check_there()

@@ -22,8 +22,8 @@ _LEAST_READS, _MOST_READS = 64 << 20, 256 << 20
 
 
 def reads_bytes(cache_bytes: int) -> int:
-    """Return the part of `kop.cache.bytes` that reads may hold: a quarter, at most 256 MiB; at least 64 MiB, even if
-    that is more, because readers of a few partitions need so much.
+    """Return the bytes of `kop.cache.bytes` that reads may hold: a quarter, at most 256 MiB; at least 64 MiB, even if
+    that is more than `cache_bytes`, because readers of a few partitions need so much.
     """
     return min(max(cache_bytes // 4, _LEAST_READS), _MOST_READS)
 
@@ -48,10 +48,11 @@ class Tail:
     def get(
         self, offset: int, max_bytes: int, min_one: bool, end: int | None = None
     ) -> tuple[list[Buffer], int] | None:
-        """Return the batches from the one that holds `offset` on, and their bytes; None if the cached end of the log
-        begins later.
+        """Return whole batches from the one that holds `offset` on, and their bytes; None if nothing is cached, or the
+        cached end of the log begins later.
 
-        With `end`, only batches before that offset.
+        Takes batches up to `max_bytes` together; with `min_one` the first one is taken whatever its size. With `end`,
+        only batches that end before that offset.
         """
         lasts, buffers = self.lasts, self.buffers
         if self.first == len(lasts) or offset < self.start:
@@ -69,7 +70,9 @@ class Tail:
         return batches, size
 
     def schemas_between(self, offset: int, end: int) -> Sequence[SchemaRun]:
-        """Return the versions of schemas that the kept batches with these offsets name."""
+        """Return the versions of schemas that the kept batches name, for the records from `offset` on and before
+        `end`.
+        """
         return runs_between(self.schemas, offset, end) if self.schemas else ()
 
     def holds(self, offset: int) -> bool:
@@ -77,7 +80,9 @@ class Tail:
         return self.first < len(self.lasts) and self.start <= offset
 
     def pop(self) -> int:
-        """Drop the oldest batch; return the bytes that this frees."""
+        """Drop the oldest batch; return the bytes that this frees: its own, and the 200 that the cache counts for its
+        objects.
+        """
         i = self.first
         cost = len(self.buffers[i]) + _ENTRY_BYTES
         self.buffers[i] = b""
@@ -108,12 +113,14 @@ class TailCache:
 
     @property
     def places(self) -> int:
-        """The number of places in the queue, those of batches that were dropped before their turn among them."""
+        """The number of places in the queue of all logs' cached batches, those of batches that were dropped before
+        their turn among them.
+        """
         return len(self._order)
 
     def push(self, tail: Tail, base: int, last: int, data: Buffer, schema: int = NO_VERSION) -> None:
-        """Add the batch that follows in a log, which names this version of a schema; the oldest batches of any log are
-        dropped to make room.
+        """Add the batch with the offsets `base` to `last` that follows in a log, and that names the version `schema` of
+        a schema, if any; the oldest batches of any log are dropped to make room.
         """
         if tail.first == len(tail.lasts):
             tail.start = base
@@ -128,7 +135,9 @@ class TailCache:
             self._fit()
 
     def leave(self, who: object, size: int) -> None:
-        """Leave `size` bytes of the memory to `who`, in place of those that it was left before."""
+        """Leave `size` bytes of the cache's memory to `who`, in place of those that it was left before. What is left to
+        all together is taken off the bound, up to half of it; the oldest batches are dropped until the rest fit.
+        """
         self._others[who] = size
         self._max_bytes = self._whole - min(sum(self._others.values()), self._whole // 2)
         self._fit()

@@ -80,7 +80,9 @@ class TransactionIndex:
         return high_watermark if first_open is None else min(max(first_open, log_start_offset), high_watermark)
 
     def first_offset(self, producer_id: int) -> int | None:
-        """Return the first offset of a producer's open transaction; None if it has none."""
+        """Return the first offset of a producer's open transaction; None if it has none, or if a marker that ends it
+        has its offset already, durable or not.
+        """
         return self._producers.get(producer_id)
 
     @property
@@ -135,7 +137,9 @@ class TransactionIndex:
             del self._producers[producer_id]
 
     def commit(self, end: int) -> None:
-        """Note that all batches and markers before the offset `end` are durable."""
+        """Note that all batches and markers before the offset `end` are durable. Transactions whose markers are among
+        them are no longer open, and those that were aborted are in `aborted` from now on.
+        """
         while self._steps and self._steps[0].offset < end:
             step = self._steps.popleft()
             if step.commit is None:
@@ -150,7 +154,9 @@ class TransactionIndex:
                     column.append(value)
 
     def rollback(self, offset: int) -> None:
-        """Undo the begins and ends at or behind the offset, which are not stored."""
+        """Undo the begins and ends of transactions at or behind the offset, since those batches and markers were not
+        stored.
+        """
         while self._steps and self._steps[-1].offset >= offset:
             step = self._steps.pop()
             if step.commit is None:

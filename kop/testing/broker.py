@@ -154,8 +154,8 @@ class Broker(Startable):
         """Return the records of a topic, or of one partition: partition after partition, by their offsets.
 
         With the isolation level `read_committed` as such a consumer gets them, without those of open and of aborted
-        transactions; the markers of those that a client has ended are waited for. UNKNOWN_TOPIC_OR_PARTITION if there
-        is no such topic or partition.
+        transactions; the markers of those that a client has ended are waited for, five seconds at most.
+        UNKNOWN_TOPIC_OR_PARTITION if there is no such topic or partition.
         """
         __tracebackhide__ = True
         if isolation_level not in {"read_uncommitted", "read_committed"}:
@@ -176,12 +176,14 @@ class Broker(Startable):
         return self._call(self._committed(group_id))
 
     def groups(self) -> list[Group]:
-        """Return the consumer groups by their ids. In a cluster: those that this broker coordinates."""
+        """Return the consumer groups, ordered by their ids. In a cluster: those that this broker coordinates."""
         __tracebackhide__ = True
         return self._call(self._groups())
 
     def leader_of(self, topic: str, partition: int = 0) -> int:
-        """Return the id of the broker that leads a partition, as this one knows it."""
+        """Return the id of the broker that leads a partition, as this one knows it. UNKNOWN_TOPIC_OR_PARTITION if there
+        is no such topic or partition.
+        """
         __tracebackhide__ = True
         return self._call(self._leader_of(topic, partition))
 
@@ -216,7 +218,9 @@ class Broker(Startable):
         self._call(_later(partial(requests.fail, api, error, times)))
 
     def delay(self, api: str, seconds: float, times: int | None = None) -> None:
-        """Let requests of an API wait before anything is done for them: the next `times`, or all. See `fail`."""
+        """Let requests of an API wait for `seconds` before anything is done for them: the next `times`, or all. See
+        `fail`.
+        """
         __tracebackhide__ = True
         requests = self._running().requests
         self._call(_later(partial(requests.delay, api, seconds, times)))
@@ -243,7 +247,9 @@ class Broker(Startable):
         return self._call(_later(self._running().serving.server.cut_connections))
 
     def expire_sessions(self, group_id: str) -> int:
-        """End the session of each member of a group now, as if it had sent no heartbeat; returns how many ended."""
+        """End the session of each member of a group now, as if it had sent no heartbeat; returns how many ended.
+        Members whose JoinGroup or SyncGroup waits stay.
+        """
         __tracebackhide__ = True
         groups = self._running().serving.gateway.groups
         return self._call(_later(partial(groups.expire_sessions, group_id)))
@@ -272,7 +278,9 @@ class Broker(Startable):
         return self
 
     def stop(self) -> None:
-        """Close the clients' connections and stop. What was produced is gone. Nothing if the broker does not run."""
+        """Close the clients' connections and stop. What was produced is gone; in a cluster, only once all its brokers
+        are stopped. Nothing if the broker does not run.
+        """
         thread, self._thread = self._thread, None
         if self._entrance is not None:
             self._entrance.close()
@@ -374,7 +382,9 @@ class Broker(Startable):
         return [topic for topic in self._running().serving.gateway.topics.all() if not topic.internal]
 
     async def _ends_written(self) -> None:
-        """Wait for the markers of transactions whose end a client was told: they are written behind that answer."""
+        """Wait, for five seconds at most, for the markers of transactions whose end a client was told: they are written
+        behind that answer.
+        """
         transactions = self._running().serving.gateway.transactions
         end = asyncio.get_running_loop().time() + _ENDS_SECONDS
         while any(transaction.status in _ENDING for _, transaction in transactions.all()):

@@ -53,12 +53,14 @@ class Cluster(Startable):
         return self._broker(self._any().leader_of(topic, partition))
 
     def coordinator(self, group_id: str) -> Broker:
-        """Return the broker that coordinates a group."""
+        """Return the broker that coordinates a group, also a group that does not exist yet."""
         __tracebackhide__ = True
         return self._broker(self._any().coordinator_of(group_id))
 
     def start(self) -> Self:
-        """Start all brokers; returns this cluster once clients can connect to each of them."""
+        """Start all brokers; returns this cluster once clients can connect to each of them. RuntimeError if it runs
+        already. If one does not start, all are stopped again, and its error is raised.
+        """
         if self._thread is not None:
             raise RuntimeError("the cluster runs already")
         self._thread = LoopThread()

@@ -38,7 +38,9 @@ class Entrance:
             self._issue()
 
     def _issue(self) -> None:
-        """Make a CA, and a certificate for this machine that the CA has signed."""
+        """Make a CA, and a certificate for this machine that the CA has signed, for a year; put the certificate and its
+        key into `settings`.
+        """
         from kop.security.issuing import issue  # noqa: PLC0415 (a tenth of a second)
 
         now = datetime.fromtimestamp(clock.wall(), UTC)
@@ -57,19 +59,19 @@ class Entrance:
         return str(self._folder / "ca.pem")
 
     def open(self) -> None:
-        """Write the file of the CA's certificate."""
+        """Write the file of the CA's certificate into a new folder, if there is a CA."""
         if self._ca and self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="kop-testing-"))
             (self._folder / "ca.pem").write_bytes(self._ca)
 
     def close(self) -> None:
-        """Remove the file of the CA's certificate."""
+        """Remove the file of the CA's certificate, and its folder."""
         folder, self._folder = self._folder, None
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
     async def admit(self, security: SecurityState) -> None:
-        """Make the users in a broker that has none yet."""
+        """Make the users in a broker that has none yet, with a credential for each SCRAM mechanism."""
         records = [
             of_user(name, mechanism, ScramCredential.of_password(mechanism, password, LEAST_ITERATIONS))
             for name, password in self._users.items()

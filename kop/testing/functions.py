@@ -48,23 +48,29 @@ class TestFunction:
     def trigger(
         self, value: bytes | str, key: bytes | None = None, seconds: float = SECONDS, topic: str | None = None
     ) -> TriggerAnswer:
-        """Send a message to the function, and return its output or its error once it is done; `topic` names one of
-        several inputs.
+        """Send a message to the function, and return its output or its error once it is done, or an error if that takes
+        longer than `seconds`; `topic` names one of several inputs.
         """
         data = value.encode() if isinstance(value, str) else value
         place = place_for(self._running.spec, topic, key, self._running.instance.partitions)
         return self._running.instance.trigger(data, key, place, seconds)
 
     def query_state(self, key: str, partition: int | None = None) -> StateValue | None:
-        """Return an entry of the state: its `number` is that of a counter, its `value` bytes; None if there is none."""
+        """Return an entry of the function's state: its `number` is that of a counter, its `value` bytes; None if there
+        is none. `partition` is needed if each has a state of its own.
+        """
         return self._running.instance.query_state(key, partition)
 
     def put_state(self, key: str, value: int | bytes | str, partition: int | None = None) -> None:
-        """Set a counter (an int) or a value of the state."""
+        """Set an entry of the function's state, an int as a counter, anything else as a value; returns once it is
+        committed. `partition` is needed if each has a state of its own.
+        """
         self._running.instance.put_state(key, value, partition)
 
     def wait_until(self, condition: Callable[[], bool], seconds: float = SECONDS) -> None:
-        """Wait until a condition holds; TimeoutError if it does not in time, and the error of a function that ends."""
+        """Wait until a condition holds, for `seconds` at most: TimeoutError then. If the function ends before, its
+        error is raised, or RuntimeError if it ended without one.
+        """
         end = clock.monotonic() + seconds
         while not condition():
             if self._running.wait(0):
@@ -74,17 +80,21 @@ class TestFunction:
             time.sleep(0.005)
 
     def wait(self, seconds: float = SECONDS) -> None:
-        """Wait until the function has ended by itself; TimeoutError if it does not in time."""
+        """Wait until the function has ended by itself, for `seconds` at most: TimeoutError then. Raises what ended
+        it.
+        """
         if not self._running.wait(seconds):
             raise TimeoutError(f"the function still runs after {seconds:g} s")
 
     @property
     def is_stopping(self) -> bool:
-        """True once it calls no further message."""
+        """True once the function is called with no further message."""
         return self._running.is_stopping
 
     def stop(self) -> None:
-        """End it after the message that is being called, with all that is done written and committed."""
+        """End the function after the message that is being called, with all that is done written and committed. Raises
+        what ended it before.
+        """
         self._running.stop()
 
 

@@ -64,7 +64,7 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_SECONDS)
 
     def stop(self) -> None:
-        """End the loop and the thread."""
+        """End the loop and the thread. RuntimeError if they have not ended within 30 s."""
         self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join(_SECONDS)
         if self._thread.is_alive():

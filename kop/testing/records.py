@@ -58,7 +58,10 @@ def record_of(given: Given) -> KafkaRecord:
 
 
 def by_partition(given: Iterable[Given], partitions: int) -> Mapping[int, list[KafkaRecord]]:
-    """Return the records for each partition of a topic, in their order. ValueError for a missing partition."""
+    """Return the records for each partition of a topic, in their order. A record without a partition goes by its key,
+    as Kafka's producer does it; without a key they go to the partitions in turns. ValueError for a partition that the
+    topic does not have.
+    """
     placed: dict[int, list[KafkaRecord]] = defaultdict(list)
     turns = itertools.cycle(range(partitions))
     for item in given:
@@ -73,8 +76,8 @@ def by_partition(given: Iterable[Given], partitions: int) -> Mapping[int, list[K
 
 
 async def append(log: PartitionLog, records: Sequence[KafkaRecord]) -> list[KafkaRecord]:
-    """Append records to a partition; return them with partition, offset and timestamp. Raises the KopError of the log
-    if it refuses them.
+    """Append records to a partition; return them with partition, offset and the timestamp that they were sent with, the
+    present time for those without one. Raises the KopError of the log if it refuses them.
     """
     appended: list[KafkaRecord] = []
     for begin in range(0, len(records), _AT_ONCE):
@@ -95,7 +98,9 @@ async def append(log: PartitionLog, records: Sequence[KafkaRecord]) -> list[Kafk
 
 
 async def read(log: PartitionLog, *, committed: bool) -> list[KafkaRecord]:
-    """Return all records of a partition in their order; with `committed` those that a read_committed consumer gets."""
+    """Return all records of a partition in their order, without markers; with `committed` those that a read_committed
+    consumer gets.
+    """
     await log.attach()
     records: list[KafkaRecord] = []
     offset, end = log.log_start_offset, log.last_stable_offset if committed else log.high_watermark

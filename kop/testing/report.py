@@ -56,8 +56,8 @@ def text(
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """Return the end of an error message that names the known name nearest to a wrong one; an empty text if none is
-    near.
+    """Return the end of an error message that names the known name nearest to a wrong one, or, if none is near, the
+    known names.
     """
     near = difflib.get_close_matches(name, names, 1)
     return f"; do you mean {near[0]!r}?" if near else f"; there are {_names(names) or 'none'}"

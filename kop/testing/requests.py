@@ -56,7 +56,9 @@ class _Seen:
         """The outcome in words if no answer is kept; an empty text otherwise."""
 
     def settle(self) -> None:
-        """Replace an answer that is ready by its bytes, or, if they are many, by an outcome in words."""
+        """Replace an answer that is ready by its bytes, or, if they are more than 16 KiB or there are none, by an
+        outcome in words. Do nothing while it is not ready.
+        """
         answer = self.answer
         if answer is None or not answer.ready:
             return
@@ -112,11 +114,15 @@ class WatchedRequests(RequestPipeline):
     # --- what a test wants
 
     def fail(self, api: str, error: str, times: int | None) -> None:
-        """Answer the next `times` requests of an API with an error, and do nothing else for them."""
+        """Answer the next `times` requests of an API with an error, and do nothing else for them; None: all of them.
+        ValueError for a name of an API or an error that Kafka does not have.
+        """
         self._faults.setdefault(api_key(api), []).append(_Fault(error_code(error), 0.0, times))
 
     def delay(self, api: str, seconds: float, times: int | None) -> None:
-        """Let the next `times` requests of an API wait before anything is done for them."""
+        """Let the next `times` requests of an API, or with None all, wait for `seconds` before anything is done for
+        them. ValueError for a name of an API that Kafka does not have.
+        """
         self._faults.setdefault(api_key(api), []).append(_Fault(None, seconds, times))
 
     def heal(self) -> None:
@@ -134,7 +140,7 @@ class WatchedRequests(RequestPipeline):
             self._paused = None
 
     def seen(self) -> list[SeenRequest]:
-        """Return the last requests, in the order in which they came."""
+        """Return the last twenty requests, in the order in which they came, each with its outcome so far."""
         now = clock.monotonic()
         return [
             SeenRequest(now - seen.at, _NAMES[seen.key], seen.version, seen.client_id or "", seen.outcome())
@@ -243,7 +249,7 @@ def api_key(name: str) -> int:
 
 
 def error_code(name: str) -> ErrorCode:
-    """Return an error code by Kafka's name of it; ValueError, with the nearest name, for another one."""
+    """Return an error code by Kafka's name of it; ValueError, with the nearest name, for another one, and for NONE."""
     if name not in ErrorCode.__members__ or name == ErrorCode.NONE.name:
         raise ValueError(f"there is no error {name!r}{_nearest(name.upper(), list(ErrorCode.__members__))}")
     return ErrorCode[name]

@@ -65,8 +65,8 @@ class TransactionCoordinators:
         partitions: Collection[Partition],
         client_version: int,
     ) -> ErrorCode:
-        """Add partitions to a transaction, by its coordinator here or on another broker. Another broker is asked by
-        version 2 of transactions only.
+        """Add partitions to a transaction, by its coordinator here or on another broker; return NONE, or the error that
+        kept one of them from being added. Another broker is asked by version 2 of transactions only.
         """
         broker_id = self._elsewhere(transactional_id)
         if broker_id is None:
@@ -80,7 +80,9 @@ class TransactionCoordinators:
     async def verify_partitions(
         self, transactional_id: str, producer_id: int, epoch: int, partitions: Collection[Partition]
     ) -> VerifiedPartitions:
-        """Ask the coordinator, here or on another broker, if partitions are in the open transaction."""
+        """Ask the coordinator, here or on another broker, if partitions are in the open transaction; return its answer,
+        or the error for which there is none.
+        """
         broker_id = self._elsewhere(transactional_id)
         if broker_id is None:
             own = await self._own.verify_partitions(transactional_id, producer_id, epoch, partitions)

@@ -56,7 +56,9 @@ class PendingOffsets(Protocol):
         commit: bool,
         storage_transaction: bytes,
     ) -> ErrorCode:
-        """Commit or drop the pending offsets of a producer's transaction in these partitions of `__offsets`."""
+        """Commit or drop the pending offsets of a producer's transaction in these partitions of `__offsets`; return
+        NONE once all of that is durable, else an error.
+        """
 
 
 class BrokersOfCluster(Protocol):
@@ -160,7 +162,10 @@ class TransactionEnds:
         *,
         commit: bool,
     ) -> ErrorCode:
-        """Commit or drop the offsets in these partitions of `__consumer_offsets`, which this broker coordinates."""
+        """Commit or drop the transaction's offsets in these partitions of `__consumer_offsets`, which this broker
+        coordinates; return NONE once that is durable, else an error. Pending offsets of a newer epoch are logged, and
+        no error.
+        """
         if not offsets_partitions:
             return ErrorCode.NONE
         error = await self._offsets.end_transaction(
@@ -180,11 +185,13 @@ class TransactionEnds:
         left_at: float,
     ) -> set[int]:
         """Let every other broker carry out its part of a transaction's end; return the partitions of
-        `__consumer_offsets` that this broker coordinates.
+        `__consumer_offsets` that this broker coordinates. KopError if a broker has not ended the offsets that it
+        coordinates.
 
         `in_records` is the transaction without its partitions of offsets. `decided` is the time from which no partition
-        was verified to be in it. `left_at` is the time at which the last broker left that is not told and may have
-        verified something.
+        was verified to be in it, `left_at` the time at which the last broker left that is not told and may have
+        verified something; both by `clock.monotonic`. Returns once no broker that was not reached can write into the
+        transaction.
         """
         topic_id = self._offsets.topic_id
         parts: dict[int, list[int]] = {broker_id: [] for broker_id in self._others}

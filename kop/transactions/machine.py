@@ -139,7 +139,7 @@ def init_producer_id(
     fresh_id: int | None = None,
 ) -> Decision:
     """Decide about InitProducerId: fence earlier instances of the producer and give the next epoch, or a new producer
-    id at epoch 0.
+    id at epoch 0. An open transaction is aborted first: CONCURRENT_TRANSACTIONS, and the client asks again.
 
     `expected` is the producer id and epoch that a running client has (KIP-360); None for a new instance. `fresh_id` is
     a new producer id, if an earlier decision asked for one.
@@ -356,7 +356,7 @@ def fence(transaction: Transaction, now: int, *, fresh_id: int | None = None) ->
 
 def completed(transaction: Transaction, now: int) -> Transaction:
     """Return the state after all markers of an end are written, to be made durable; if a new producer id was chosen, it
-    takes effect.
+    takes effect. InternalError if no end was decided.
     """
     if transaction.status not in _PREPARED:
         raise InternalError(f"a transaction of the state {transaction.status.label} cannot be completed")
@@ -387,7 +387,7 @@ def times_out_after(transaction: Transaction) -> int | None:
 
 def is_long_open_after(transaction: Transaction) -> int | None:
     """Return the ms for which a transaction is open before a log line tells operators of it; None if it times out
-    before.
+    before, or is not open.
 
     Half of its timeout, and a minute at the least: what most clients set as their timeout.
     """
@@ -398,8 +398,8 @@ def is_long_open_after(transaction: Transaction) -> int | None:
 
 
 def expires_at(transaction: Transaction, expiration_ms: int) -> int | None:
-    """Return the time from which the transactional id may be forgotten; None while it has an open transaction or one
-    that is being ended.
+    """Return the time, in ms since the epoch, from which the transactional id may be forgotten; None while it has an
+    open transaction or one that is being ended.
     """
     if transaction.pending or not (transaction.status is TransactionStatus.EMPTY or transaction.status in _COMPLETE):
         return None

@@ -155,7 +155,9 @@ class _Age:
     """The time from which the abort may be tried again."""
 
     def tried(self, now: int) -> None:
-        """Set the pause until the next try, because the transaction could not be aborted."""
+        """Set the pause until the next try, because the transaction could not be aborted: a second, and twice as long
+        after each further try, up to ten. `now` is in ms of the clock that never goes back.
+        """
         self.pause = min(max(2 * self.pause, _FENCE_AGAIN_MS), _FENCE_AGAIN_MOST_MS)
         self.not_before = now + self.pause
 
@@ -262,10 +264,10 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
     # -- life
 
     async def start(self) -> None:
-        """Load the transactional ids of our partitions, and go on with ends that were decided.
+        """Load the transactional ids of this broker's partitions, and go on with ends that were decided.
 
-        Where there is no topic yet, this is done when the first transactional id is asked for. Errors and time limits
-        as of `Ownership.start`.
+        If there is no topic `__transactions` yet, this is done when the first transactional id is asked for. Errors and
+        time limits as of `Ownership.start`.
         """
         topics = self._engine.topics
         topics.on_change(self._topic_changed)
@@ -273,9 +275,10 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             await asyncio.shield(self._begin())
 
     async def ready(self) -> bool:
-        """Make the topic `__transactions` if there is none, and wait a little for it; return false if it takes longer.
+        """Make the topic `__transactions` if there is none, and wait for it for five seconds at most; return false if
+        it takes longer, or if the coordinator is stopped.
 
-        If storage has no transactions there is nothing to wait for.
+        If storage has no transactions there is nothing to wait for: true.
         """
         if self.state_log.partitions or self._storage.refusal is not None:
             return True
@@ -361,10 +364,10 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
     async def init_producer_id(
         self, transactional_id: str, timeout_ms: int, expected: tuple[int, int] | None = None
     ) -> ProducerIdentity:
-        """Handle InitProducerId: fence earlier instances, and return the producer's id and epoch.
+        """Handle InitProducerId: fence earlier instances, and return the producer's id and epoch, or the error.
 
-        INVALID_REQUEST for an empty id, INVALID_TRANSACTION_TIMEOUT beyond transaction.max.timeout.ms,
-        TRANSACTIONAL_ID_AUTHORIZATION_FAILED if storage has no transactions.
+        INVALID_REQUEST for an empty id, INVALID_TRANSACTION_TIMEOUT for one below 1 ms or beyond
+        transaction.max.timeout.ms, TRANSACTIONAL_ID_AUTHORIZATION_FAILED if storage has no transactions.
         """
         if not transactional_id:
             return ProducerIdentity(ErrorCode.INVALID_REQUEST)
@@ -405,8 +408,9 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         partitions: Collection[Partition],
         client_version: int,
     ) -> ErrorCode:
-        """Handle AddPartitionsToTxn and AddOffsetsToTxn: add partitions to the transaction, which begins with the
-        first; return the error.
+        """Handle AddPartitionsToTxn and AddOffsetsToTxn: add partitions to the transaction, which begins if none is
+        open; return NONE once that is durable and storage has prepared them, or the error. It waits shortly for the end
+        of the transaction before.
         """
         waited = False
         while True:
@@ -473,8 +477,8 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
     async def end(
         self, transactional_id: str, producer_id: int, epoch: int, *, commit: bool, client_version: int
     ) -> ProducerIdentity:
-        """Handle EndTxn; the answer comes when the decision is durable, with the producer's id and epoch from then
-        on.
+        """Handle EndTxn; the answer comes when the decision is durable, with the producer's id and epoch from then on,
+        or with the error. The markers are written afterwards.
         """
         fresh_id: int | None = None
         confirmed = not commit
@@ -513,7 +517,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         return None if entry is None or entry.transaction.producer_epoch < 0 else entry.transaction
 
     def all(self) -> Sequence[tuple[str, Transaction]]:
-        """Return every transactional id that this broker coordinates."""
+        """Return the name and the present state of every transactional id that this broker coordinates."""
         return [
             (name, entry.transaction) for name, entry in self._entries.items() if entry.transaction.producer_epoch >= 0
         ]
@@ -535,7 +539,9 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         return (None, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND) if entry is None else (entry.transaction, ErrorCode.NONE)
 
     def listed(self) -> tuple[Sequence[tuple[str, Transaction]], ErrorCode]:
-        """Return all transactional ids that this broker coordinates, and an error if some are still being loaded."""
+        """Return the name and the state of all transactional ids that this broker coordinates, and NONE; if some are
+        still being loaded, none of them, and an error.
+        """
         error = ErrorCode.NONE if self._beginning is None and not self._stopped else self.refusal
         return ((), error) if error else (self.all(), ErrorCode.NONE)
 
@@ -625,7 +631,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
 
     def _stored(self, partitions: Collection[Partition]) -> dict[Partition, PreparedPartition]:
         """Return the partitions of records, without those of `__consumer_offsets`, each with the topic id that it has
-        in storage now.
+        in storage now; None for the id of a topic that is not known.
         """
         stored: dict[Partition, PreparedPartition] = {}
         for name, index in partitions:
@@ -637,10 +643,11 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
     async def _add_partitions(
         self, entry: _Entry, before: Transaction, decision: Decision, partitions: Collection[Partition]
     ) -> ErrorCode:
-        """Write the record that partitions are in the transaction, then have storage prepare them; return the error.
+        """Write the record that partitions are in the transaction, then have storage prepare them; return NONE, or the
+        error.
 
-        `before` is the state that the decision was made about. If another request came first, nothing is written: a
-        record of an open transaction would follow that of its end.
+        `before` is the state that the decision was made about. If another request came first, nothing is written, and
+        the error is CONCURRENT_TRANSACTIONS: a record of an open transaction would follow that of its end.
         """
         if entry.transaction is not before:
             return ErrorCode.CONCURRENT_TRANSACTIONS
@@ -682,14 +689,16 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         return ErrorCode.NONE
 
     def _may_have_ended(self, entry: _Entry) -> bool:
-        """Return true if an open transaction is open for so long that storage may have ended it."""
+        """Return true if an open transaction is open for 5 s or more, so that storage may have ended it; false if it
+        has no name in storage.
+        """
         if entry.age is None or not entry.transaction.storage_transaction:
             return False
         return self._clock() - entry.age.began >= CONFIRM_MS
 
     async def _confirm(self, entry: _Entry) -> ErrorCode:
-        """Ask storage if the transaction is still open; return the error if it is not. No other request passes
-        meanwhile.
+        """Ask storage if the transaction is still open; return NONE, or the error if it is not, which is logged. No
+        other request of the id passes meanwhile.
         """
         before = entry.transaction
         entry.transaction = replace(before, pending=True)
@@ -715,7 +724,8 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         return entry.term == self.ownership.term(entry.partition)
 
     def _write(self, entry: _Entry, decision: Decision) -> asyncio.Future[ErrorCode]:
-        """Write the state that was decided, and put it in force; return the error for the client.
+        """Write the state that was decided, and put it in force once it is durable; the future has the error for the
+        client. Until then the id's transaction is pending; if the write fails, the former state is in force again.
 
         It goes on if nobody waits for it any more.
         """
@@ -743,7 +753,9 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         return answer
 
     def _put(self, entry: _Entry, transaction: Transaction | None, persisted: Callable[[ErrorCode], None]) -> None:
-        """Write the record of a transactional id, or its tombstone."""
+        """Write the record of a transactional id, or its tombstone (None); `persisted` is called later with the
+        outcome, also if no record can hold it.
+        """
         try:
             key = encode_transaction_key(entry.transactional_id)
             value = None if transaction is None else encode_transaction_value(transaction.value)
@@ -754,7 +766,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             self.state_log.write(entry.partition, [(key, value)], persisted)
 
     def _drop_untouched(self, entry: _Entry) -> None:
-        """Forget an id that was made for a request that then failed."""
+        """Forget an id whose first InitProducerId has failed: it was made for that."""
         if entry.transaction.producer_epoch < 0 and self._entries.get(entry.transactional_id) is entry:
             del self._entries[entry.transactional_id]
 
@@ -819,10 +831,11 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             self.committed += 1
 
     async def _write_markers(self, entry: _Entry, ended: EndedTransaction, decided: float) -> None:
-        """Write the markers of a decided end, if this broker surely still coordinates the transactional id.
+        """Write the markers of a decided end. KopError if it is not sure that this broker still coordinates the
+        transactional id, or if they cannot be written.
 
-        One that was stopped for a while may have a successor, who has ended the transaction. Under versions 0 and 1 the
-        producer's next one has the same epoch, so that its offsets would be taken for those of this one.
+        A broker that was stopped for a while may have a successor, who has ended the transaction. Under versions 0 and
+        1 the producer's next transaction has the same epoch, so that its offsets would be taken for those of this one.
         """
         await self.verify(self.in_doubt([entry.transactional_id]))
         if refusal := self.refusal_of(entry.transactional_id, surely=True):
@@ -850,7 +863,9 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             self._write_complete_in(COMPLETE_AGAIN_SECONDS)
 
     def _due(self, entry: _Entry, now: int) -> None:
-        """Begin to abort the open transaction of an id if it has timed out; else set its next deadline."""
+        """Begin to abort the open transaction of an id if it has timed out; else log it if it is open for long, and set
+        its next deadline. `now` is in ms of the clock that never goes back.
+        """
         transaction = entry.transaction
         age, after = entry.age, machine.times_out_after(transaction)
         if age is None or after is None or transaction.pending or not self._is_current(entry):
@@ -945,7 +960,9 @@ def _tell_failure(task: asyncio.Task[None]) -> None:
 
 
 def _passes(error: BaseException) -> bool:
-    """Return true, to try again, after any failure of a decided end: it is tried until it succeeds."""
+    """Return true, to try again, after any failure of a decided end but the cancellation of its task: it is tried until
+    it succeeds.
+    """
     return isinstance(error, Exception)
 
 

@@ -45,12 +45,16 @@ class Coordinators(Protocol):
         partitions: Collection[Partition],
         client_version: int,
     ) -> ErrorCode:
-        """Ask the coordinator of the transactional id to add partitions to the open transaction."""
+        """Ask the coordinator of the transactional id to add partitions to the transaction, which begins if none is
+        open; return NONE, or the error.
+        """
 
     async def verify_partitions(
         self, transactional_id: str, producer_id: int, epoch: int, partitions: Collection[Partition]
     ) -> VerifiedPartitions:
-        """Ask the coordinator of the transactional id which partitions are in the open transaction."""
+        """Ask the coordinator of the transactional id which partitions are in the open transaction; return its answer,
+        with an error for each that is not, or one for all.
+        """
 
 
 class TransactionalProducer(NamedTuple):
@@ -98,8 +102,8 @@ class TransactionVerifier:
         return len(self._verified)
 
     def holds(self, producer_id: int, producer_epoch: int, partition: StoredPartition) -> bool:
-        """Return true if the partition is verified to be in the producer's open transaction, and no earlier request of
-        the producer still waits for a verification.
+        """Return true if the partition is verified to be in the producer's open transaction, the verification is still
+        valid, and no earlier request of the producer still waits for one.
         """
         verified = self._verified.get(producer_id)
         return (
@@ -138,11 +142,12 @@ class TransactionVerifier:
         add: bool,
         again: bool = False,
     ) -> VerifiedPartitions:
-        """Ask the coordinator about those partitions that are not verified yet; return the result for all.
+        """Return, for each of the partitions, if it is in the producer's open transaction: from memory if all of them
+        are verified, else by asking the coordinator about all.
 
-        `again` asks also about verified ones. With `add` the client goes by version 2 of transactions, so that the
-        partitions are added. Errors are those of the coordinator. Call it in the producer's `turn`. The result holds
-        until the loop's next turn.
+        `again` asks in any case. With `add` the client goes by version 2 of transactions, so that the partitions are
+        added before. Errors are those of the coordinator, and COORDINATOR_NOT_AVAILABLE for a topic that was made again
+        meanwhile. Call it in the producer's `turn`. The result holds until the loop's next turn.
         """
         transactional_id, producer_id, epoch = producer
         while True:
@@ -182,8 +187,8 @@ class TransactionVerifier:
             return answer
 
     def _drop_old(self, now: float) -> None:
-        """Drop verifications that are not valid any more, now and then: the ends of their transactions may not have
-        reached this broker.
+        """Drop verifications that are not valid any more, at most once in five seconds: the ends of their transactions
+        may not have reached this broker. `now` is a time of `clock.monotonic`.
         """
         if now >= self._looked_at + LEASE_SECONDS:
             self._looked_at = now

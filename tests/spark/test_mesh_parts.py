@@ -7,7 +7,7 @@ import pytest
 from kop.mesh import records
 from kop.spark.mesh import session
 from kop.spark.mesh.counting import Counting
-from kop.spark.mesh.session import cores_of, master_of
+from kop.spark.mesh.session import cores_for, cores_of, master_of
 
 
 def told(processed: int, failures: int = 0) -> dict[str, object]:
@@ -73,6 +73,22 @@ def test_executors_of_a_cluster_are_waited_for(monkeypatch: pytest.MonkeyPatch) 
     assert cores_of(ClusterOfTest("spark://there:7077", 2, 2, 4), 9, lambda _: True) == 2
     monkeypatch.setattr(session, "CORES_SECONDS", 0.0)
     assert cores_of(ClusterOfTest("spark://there:7077", 2, 3), 9, lambda _: False) == 3
+
+
+@pytest.mark.parametrize(
+    ("components", "cores", "others", "spare", "left"),
+    [
+        (2, 4, False, 0, 4),
+        (2, 4, True, 0, 3),
+        (2, 4, True, 1, 2),
+        (2, 2, False, 1, 2),  # none is left to others of the session if there are too few
+        (3, 4, True, 1, 3),
+        (3, 3, True, 0, 2),  # too few
+        (0, 2, True, 0, 1),
+    ],
+)
+def test_cores_are_shared(components: int, cores: int, others: bool, spare: int, left: int) -> None:
+    assert cores_for(components, cores, others=others, spare=spare) == left
 
 
 def test_a_driver_that_says_nothing_has_gone() -> None:

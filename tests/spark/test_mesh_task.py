@@ -12,17 +12,23 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer
 from support.waiting import wait_until
 
+from kop.client.errors import UnreachableError
 from kop.client.read_client import ReadClient
 from kop.client.write_client import WriteClient
 from kop.functions import stand_in
+from kop.functions.calling import Calls
 from kop.functions.packages import Package
+from kop.functions.reading import Taken
 from kop.functions.spec import FunctionSpec, Guarantee, InputSpec, WindowSpec
+from kop.functions.writing import Outputs
+from kop.spark.mesh import task
 from kop.spark.mesh.component import Step, TaskComponent, Work
 from kop.spark.mesh.edge_rates import EdgeRates, ReadingPart, edge_rate
 from kop.spark.mesh.link import DriverLink, Hub, NoDriverError
@@ -55,7 +61,8 @@ class Meshes:
             **given,
         )
         topics = {"inner_inputs": (source,), "inputs": ()} if inner else {"inputs": (source,)}
-        return Step(spec, Package("code_of_mesh.py", code.encode()), **topics)
+        no_state = None if "state_scope" in fields else "this function has none"
+        return Step(spec, Package("code_of_mesh.py", code.encode()), **topics, no_state=no_state)
 
     def work(self, *steps: Step, seconds: float | None = None, **fields: Any) -> Work:
         """A component of these functions."""
@@ -125,6 +132,84 @@ def test_a_function_that_fails_holds_up_its_partition_alone_and_what_was_before_
     assert headers["__pfn_exception__"] == b"ValueError: bad"
     assert rows[1]["user_exceptions"] >= 2
     assert meshes.broker.committed("public/default/mid2") == {("in2", 0): 4}
+
+
+class Sends:
+    """What tasks send of their outputs: each call waits for `go_on`, and the one of number `fails` raises an error."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, fails: int = -1) -> None:
+        self.count = 0
+        self.go_on = threading.Event()
+        send = Outputs.send
+
+        def sent(outputs: Outputs, batches: Any, group: str | None = None) -> None:
+            self.count += 1
+            assert self.go_on.wait(10)
+            if self.count - 1 == fails:
+                raise UnreachableError("the server has gone")
+            send(outputs, batches, group)
+
+        monkeypatch.setattr(Outputs, "send", sent)
+        monkeypatch.setattr(task, "DRAIN_RECORDS", 2)
+
+
+def test_records_go_on_while_those_before_them_are_written(meshes: Meshes, monkeypatch: pytest.MonkeyPatch) -> None:
+    meshes.broker.create_topic("in31", partitions=1)
+    meshes.broker.produce("in31", [str(number) for number in range(9)])
+    sends, pieces = Sends(monkeypatch), list[int]()
+    take = Calls.take
+
+    def seen(calls: Calls, taken: Taken, deadline: float) -> int:
+        pieces.append(sends.count)
+        if sends.count:
+            sends.go_on.set()  # the first records are being written, and these are called
+        return take(calls, taken, deadline)
+
+    monkeypatch.setattr(Calls, "take", seen)
+    meshes.drain(meshes.work(meshes.step(A.format("a"), "in31", "out31")))
+    assert meshes.values("out31") == [f"{number}a" for number in range(9)]
+    assert pieces[0] == 0
+    assert pieces[-1] >= 1, "it was called before the first write had ended"
+    assert meshes.broker.committed("public/default/out31") == {("in31", 0): 9}
+
+
+def test_a_write_that_fails_ends_the_task_and_what_came_after_it_is_done_again(
+    meshes: Meshes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meshes.broker.create_topic("in32", partitions=2)
+    for number in range(20):
+        meshes.broker.produce("in32", [(f"k{number}", str(number))])
+    work = meshes.work(meshes.step(A.format("a"), "in32", "out32"))
+    with monkeypatch.context() as patch:
+        Sends(patch, fails=2).go_on.set()
+        with pytest.raises(UnreachableError, match="the server has gone"):
+            meshes.drain(work)
+    assert 0 < len(meshes.values("out32")) < 20
+    meshes.drain(work)
+    assert Counter(meshes.values("out32")) == Counter(f"{number}a" for number in range(20))
+    assert sum(meshes.broker.committed("public/default/out32").values()) == 20
+
+
+def test_who_waits_for_a_publish_is_told_when_it_is_written(meshes: Meshes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records after it may be called before that; their publishes are told with their own write."""
+    meshes.broker.create_topic("in33", partitions=1)
+    meshes.broker.create_topic("told33", partitions=1)
+    meshes.broker.produce("in33", ["1", "2", "3"])
+    code = """
+import kop_told
+
+def process(text: str, context) -> None:
+    context.publish("told33", text, callback=lambda result, message: kop_told.ALL.append((text, kop_told.count())))
+"""
+    sends = Sends(monkeypatch)
+    sends.go_on.set()
+    monkeypatch.setattr(task, "DRAIN_RECORDS", 1)
+    told: Any = ModuleType("kop_told")
+    told.ALL, told.count = [], lambda: len(meshes.values("told33"))
+    monkeypatch.setitem(sys.modules, "kop_told", told)
+    meshes.drain(meshes.work(meshes.step(code, "in33", "out33")))
+    assert [text for text, _ in told.ALL] == ["1", "2", "3"]
+    assert all(count >= number for number, (_, count) in enumerate(told.ALL, 1)), told.ALL
 
 
 COUNT = """

@@ -97,7 +97,9 @@ class ClassicGroup:
 
     @classmethod
     def load(cls, group_id: str, value: GroupMetadataValue, settings: GroupSettings, now: int) -> ClassicGroup:
-        """Return the group as a group metadata record describes it. Call `resume` when everything is loaded."""
+        """Return the group as a group metadata record describes it: stable if it has members, else empty. Call `resume`
+        when everything is loaded.
+        """
         group = cls(group_id, settings, now)
         group.generation = value.generation
         group.protocol = value.protocol
@@ -149,7 +151,7 @@ class ClassicGroup:
         return -1 if known and self.protocol_type == CONSUMER_PROTOCOL_TYPE else None
 
     def is_subscribed_to(self, topic: str) -> bool:
-        """Return true if members consume `topic`, or if their subscriptions are not known."""
+        """Return true if members consume `topic`, or, in a group of consumers, if their subscriptions are not known."""
         return self.roster.is_subscribed_to(topic)
 
     def describe(self) -> Description:
@@ -159,8 +161,8 @@ class ClassicGroup:
         return Description(self.group_id, self.state.value, self.protocol_type or "", protocol or "", members)
 
     def check_commit(self, member_id: str, instance_id: str | None, generation: int, now: int) -> ErrorCode:
-        """Return the error if this member may not commit offsets, else NONE. A commit by a member keeps its session
-        alive.
+        """Return the error if this member may not commit offsets, else NONE. A commit that is allowed prolongs the
+        member's session, as a heartbeat does.
         """
         if self.state is State.DEAD:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
@@ -196,7 +198,9 @@ class ClassicGroup:
     # -- what is done
 
     def join(self, token: Token, request: JoinRequest, now: int) -> list[Effect]:
-        """Handle a JoinGroup request, whose session timeout and group id were checked before; return the effects."""
+        """Handle a JoinGroup request, whose session timeout and group id were checked before; return the effects. Its
+        answer is a Reply among these effects or later ones, after the rebalance.
+        """
         if not self._accepts(request.member_id):
             self._drop(request.member_id)
             self._answer_join(token, ErrorCode.GROUP_MAX_SIZE_REACHED, "")
@@ -212,7 +216,9 @@ class ClassicGroup:
         return self._take()
 
     def sync(self, token: Token, request: SyncRequest, now: int) -> list[Effect]:
-        """Handle a SyncGroup request; return the effects. Its answer waits for the leader's assignment."""
+        """Handle a SyncGroup request; return the effects. In a stable group it is answered at once, else when the
+        leader's assignment is durable.
+        """
         error = self._check_sync(request)
         if error:
             return [Reply(token, SyncResult(error))]
@@ -229,7 +235,9 @@ class ClassicGroup:
         return self._take()
 
     def heartbeat(self, member_id: str, instance_id: str | None, generation: int, now: int) -> ErrorCode:
-        """Handle a Heartbeat request: nothing but a check and a new deadline."""
+        """Handle a Heartbeat request, which prolongs the member's session; return the error for the client,
+        REBALANCE_IN_PROGRESS if the member has to join again, else NONE.
+        """
         if self.state is State.DEAD:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         error = self.roster.check(member_id, instance_id)
@@ -241,7 +249,9 @@ class ClassicGroup:
         return ErrorCode.REBALANCE_IN_PROGRESS if self.state is State.PREPARING_REBALANCE else ErrorCode.NONE
 
     def leave(self, leaving: Iterable[LeavingMember], now: int) -> tuple[tuple[LeftMember, ...], list[Effect]]:
-        """Handle a LeaveGroup request; its answer waits for a Persist among the effects."""
+        """Handle a LeaveGroup request: return the answer for each member, and the effects. The answers have to wait
+        until a Persist among the effects is durable.
+        """
         left = tuple(LeftMember(member.member_id, member.instance_id, self._leave(member)) for member in leaving)
         if any(not member.error for member in left):
             if self.state in (State.STABLE, State.COMPLETING_REBALANCE):
@@ -251,8 +261,8 @@ class ClassicGroup:
         return left, self._take()
 
     def persisted(self, ticket: int, error: ErrorCode, now: int) -> list[Effect]:
-        """Go on after the write of a `Persist` effect with this `ticket` has ended; `error` is NONE if it is
-        durable.
+        """Go on after the write of a `Persist` effect with this `ticket` has ended, and return the effects; `error` is
+        NONE if it is durable.
         """
         self._writes.pop(ticket)(error, now)
         return self._take()
@@ -273,7 +283,7 @@ class ClassicGroup:
         return len(ending), self.tick(now)
 
     def resume(self, now: int) -> list[Effect]:
-        """Start every session again after `load`. A group above the size limit rebalances."""
+        """Start every session again after `load`, and return the effects. A group above the size limit rebalances."""
         for member in self.roster:
             self._beat(member, now)
         if self.state is State.STABLE and len(self.roster) > self.settings.group_max_size:
@@ -281,7 +291,9 @@ class ClassicGroup:
         return self._take()
 
     def kill(self) -> None:
-        """Become dead, as an empty group that is deleted: later requests get COORDINATOR_NOT_AVAILABLE."""
+        """Become dead, as an empty group that is deleted: later requests get COORDINATOR_NOT_AVAILABLE. InternalError
+        if the group is not empty.
+        """
         check_step(self.group_id, self.state, State.DEAD)
         self.state = State.DEAD
         self.roster.pending.clear()
@@ -292,7 +304,9 @@ class ClassicGroup:
         self.state = State.EMPTY
 
     def unload(self) -> list[Effect]:
-        """Answer all waiting requests with NOT_COORDINATOR, since this broker no longer coordinates the group."""
+        """Return the effects that answer all waiting requests with NOT_COORDINATOR, since this broker no longer
+        coordinates the group.
+        """
         for member in self.roster:
             self._answer_join_of(member, ErrorCode.NOT_COORDINATOR)
             self._answer_sync(member, ErrorCode.NOT_COORDINATOR)
@@ -690,6 +704,6 @@ def _differ(requested: str | None, current: str | None) -> bool:
 
 
 def _ignore(error: ErrorCode, now: int) -> None:
-    """Ignore the failed write of an empty generation: a restart loads the generation before, whose members then time
-    out.
+    """Ignore the outcome of the write of an empty generation: if it failed, a restart loads the generation before,
+    whose members then time out.
     """

@@ -107,7 +107,7 @@ class Member:
         return not self.is_new and (self.join_token is not None or self.sync_token is not None)
 
     def metadata(self, protocol: str) -> bytes:
-        """Return the metadata that the member sent for `protocol`."""
+        """Return the metadata that the member sent for `protocol`. InternalError if the member does not support it."""
         for name, metadata in self.protocols:
             if name == protocol:
                 return metadata
@@ -169,7 +169,9 @@ class Roster:
         return max(0, max((member.rebalance_timeout_ms for member in self), default=0))
 
     def add(self, member: Member, token: Token | None, protocol_type: str) -> None:
-        """Add a member; a `token` is of its JoinGroup, which waits. The first member becomes the leader."""
+        """Add a member; a `token` is of its JoinGroup, which waits. The first member becomes the leader, and the
+        group's protocol type is its. InternalError for a static member that is in the group already.
+        """
         if member.instance_id is not None:
             if member.instance_id in self.static:
                 raise InternalError(f"static member {member.instance_id} is in the group already")
@@ -184,8 +186,8 @@ class Roster:
             self.leader = member.member_id
 
     def remove(self, member_id: str) -> Member | None:
-        """Remove a member or a pending member id; return the member, whose tokens still have to be answered, or
-        None.
+        """Remove a member or a pending member id; return the member, whose tokens still have to be answered, or None.
+        If it was the leader, the member that joined first of those left is the leader now.
         """
         self.pending.pop(member_id, None)
         member = self.members.pop(member_id, None)
@@ -236,7 +238,9 @@ class Roster:
         member.join_token = token
 
     def elect_joined_leader(self) -> bool:
-        """Keep the leader if it joined, else make the first member that did the leader; return false if none did."""
+        """Keep the leader if its JoinGroup waits, else make the first member whose JoinGroup waits the leader; return
+        false if there is none.
+        """
         if self.leader is None:
             return False
         if self.members[self.leader].join_token is not None:
@@ -248,8 +252,8 @@ class Roster:
         return False
 
     def supports(self, protocol_type: str, protocols: Protocols) -> bool:
-        """Return true if a member like this could join the group: it has the group's protocol type, and a protocol that
-        all members support.
+        """Return true if a member with this protocol type and these protocols could join: the type is the group's, and
+        one of the protocols is supported by all members.
         """
         return self.protocol_type == protocol_type and any(
             self.support[name] == len(self.members) for name, _ in protocols
@@ -262,7 +266,9 @@ class Roster:
         return votes.most_common(1)[0][0]
 
     def check(self, member_id: str, instance_id: str | None) -> ErrorCode:
-        """Return NONE if this is a member and the present one of its static instance, else the error for the client."""
+        """Return NONE if `member_id` is a member and, if `instance_id` is given, that static instance's present one.
+        Else return UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID if another member is the instance's.
+        """
         if instance_id is not None:
             current = self.static.get(instance_id)
             if current is None:
@@ -291,7 +297,7 @@ class Roster:
 
     def learn_subscriptions(self, protocol: str | None) -> None:
         """Read the topics that consumers subscribe to from their metadata for `protocol`, and keep them in
-        `subscribed`.
+        `subscribed`: None if the group is none of consumers, or if one member's metadata cannot be read.
         """
         self.subscribed = None
         if self.protocol_type != CONSUMER_PROTOCOL_TYPE or (self.members and protocol is None):
@@ -305,7 +311,7 @@ class Roster:
         self.subscribed = frozenset(topics)
 
     def is_subscribed_to(self, topic: str) -> bool:
-        """Return true if members consume `topic`, or if their subscriptions are not known."""
+        """Return true if members consume `topic`, or, in a group of consumers, if their subscriptions are not known."""
         if self.subscribed is None:
             return self.protocol_type == CONSUMER_PROTOCOL_TYPE
         return topic in self.subscribed

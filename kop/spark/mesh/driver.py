@@ -14,6 +14,7 @@ import shutil
 import socket
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -42,7 +43,7 @@ from kop.spark.mesh.link import Hub, TaskLine
 from kop.spark.mesh.parts import Part, PartQueries
 from kop.spark.mesh.phases import phases
 from kop.spark.mesh.planning import Planner
-from kop.spark.mesh.session import cores_of, is_here
+from kop.spark.mesh.session import cores_for, cores_of, is_here
 from kop.spark.mesh.source import NAME, WORK, MeshSource, encode
 from kop.spark.mesh.starts import Starts
 from kop.spark.mesh.turn import SESSION_SECONDS, DriverTurn
@@ -62,6 +63,8 @@ WELL_SECONDS: Final = 180.0
 """The seconds that a query has to run until its failures before are forgotten."""
 DEATHS: Final = 2
 """The number of ends of its worker at one record after which a function runs apart from others."""
+_KEPT_TEXTS: Final = 10
+"""The number of ended calls of a function that are told."""
 BATCH_END_SECONDS: Final = 1.0
 """The seconds that the end of a mesh waits for a batch of a source or a sink; one that is cut off is done again."""
 NO_REVISION: Final = -1
@@ -96,8 +99,6 @@ class _Query:
     """The last batch that is counted in `rows`."""
     reached: Offsets = field(default_factory=dict)
     """The offsets up to which tasks have called messages that a function has to acknowledge itself, by partition."""
-    ended: list[str] = field(default_factory=list)
-    """The last calls that had to be ended, with function and record."""
     is_stopped: bool = False
     """True if it is not to run: somebody has stopped its part."""
 
@@ -128,7 +129,7 @@ class MeshDriver:
     ) -> None:
         """`followed` was started. `properties` are Kafka's client properties, as `settings` were made of;
         `checkpoints` is the folder for those of sources and sinks. `spare`: how many cores are left to others of the
-        session, if there are enough.
+        session at all times with the trigger continuous, if there are enough.
         """
         self._spare = spare
         self._kafka = {f"kafka.{name}": value for name, value in (properties or {}).items()}
@@ -166,8 +167,12 @@ class MeshDriver:
         self._queries: list[_Query] = []
         self._alone: set[str] = set()
         """The functions that get a component of their own."""
+        self._in_turns = False
+        """True if a task ends when it has done what was there when it began, so that others get its core."""
         self._ended_calls: dict[tuple[str, str], int] = {}
         """The number of times that a call had to be ended, by function and record."""
+        self._ended_texts: dict[str, deque[str]] = {}
+        """What was told of the last calls that had to be ended, by function."""
         self._suspects: dict[TopicPartition, int] = {}
         """The last such record of each partition."""
 
@@ -251,8 +256,9 @@ class MeshDriver:
                 self._stopping.wait(LOOK_SECONDS)
                 return False
             self._definition, self._defined = definition, defined
-            self._queries, self._suspects, self._ended_calls = [], {}, {}
+            self._queries, self._suspects = [], {}
             self._alone = {part.name for part in defined.mesh.functions} & definition.stopped
+            self._ended_calls, self._ended_texts = {}, {}
             self._begin()
         except ClientError as error:
             if is_first:
@@ -270,12 +276,7 @@ class MeshDriver:
     def _begin(self) -> None:
         mesh = self._mesh
         components = self._lay_out()
-        running = sum(1 for component in components if not self._is_to_stand(component))
-        others = sum(1 for part in (*mesh.sources, *mesh.queries, *mesh.sinks) if part.name not in self._stopped)
-        needed = 1 if self._is_batch else running + (1 if others else 0)
-        cores = cores_of(self._spark, needed, self._stopping.wait)
-        slots = max(cores - self._spare, min(cores, running))
-        each = self._tasks_each(running, slots - (1 if others else 0), others)
+        each = self._share_cores(components)
         self._spark.dataSource.register(MeshSource)
         self._queries = [
             *(self._of_part(part) for part in mesh.sources),
@@ -301,7 +302,7 @@ class MeshDriver:
             self._address,
             self._hub.token,
             tasks,
-            None if self._is_batch else self._mesh.batch_seconds,
+            None if self._in_turns else self._mesh.batch_seconds,
             self._once,
             {topic: self._cut_by[topic] for topic in component.inputs if topic in self._cut_by},
         )
@@ -345,19 +346,33 @@ class MeshDriver:
     def _group(self, part: Part) -> str:
         return f"{self._mesh.tenant}/{self._mesh.namespace}/{part.name}"
 
-    def _tasks_each(self, count: int, slots: int, others: int) -> int:
-        """Return the number of tasks that each of `count` components may have at once, of `slots` cores. ClientError if
-        there are too few; `others` are the sources and sinks.
+    def _share_cores(self, components: Sequence[TaskComponent]) -> int:
+        """Return the number of tasks that each component may have at once, and set if they take turns. Those that are
+        stopped take no cores. ClientError if all others are to run at all times, and there are too few cores for those
+        that the mesh is cut into.
+
+        A function that is set apart while the mesh runs must not end the others: if that makes one component too many,
+        they take turns, as with the trigger batch.
         """
-        if self._is_batch or not count:
-            return max(1, slots)
-        if count > slots:
-            needed, more = (count + 1, " and one for sources and sinks") if others else (count, "")
-            raise ClientError(
-                f"give the mesh {needed} cores (--master local[{needed}], or more executors), or let trigger be batch: "
-                f"each of its {count} components has one at all times{more}, and Spark has {slots + bool(others)}"
+        mesh, count = self._mesh, sum(1 for component in components if not self._is_to_stand(component))
+        others = any(part.name not in self._stopped for part in (*mesh.sources, *mesh.queries, *mesh.sinks))
+        cores = cores_of(self._spark, 1 if self._is_batch else count + others, self._stopping.wait)
+        spare = 0 if self._is_batch else self._spare
+        slots = cores_for(count, cores, others=others, spare=spare)
+        self._in_turns = self._is_batch or slots < count
+        if self._in_turns and not self._is_batch:
+            if not self._alone:
+                more = " and one for sources and sinks" if others else ""
+                raise ClientError(
+                    f"give the mesh {count + others} cores (--master local[{count + others}], or more executors), or "
+                    f"let trigger be batch: each of its {count} components has one at all times{more}, and Spark has "
+                    f"{cores}"
+                )
+            self._say(
+                f"{self._name} takes turns from now on, since {cores} cores are too few for {count} components at all "
+                f"times: give it {count + others} cores (--master local[{count + others}], or more executors)"
             )
-        return slots // count
+        return max(1, slots if self._in_turns else slots // max(1, count))
 
     def _make_topics(self, writer: WriteClient) -> None:
         inner = {topic for part in self._mesh.functions for topic in part.inputs}
@@ -560,10 +575,8 @@ class MeshDriver:
         self._hub.wait_until_none(END_SECONDS)
         self._alone |= names
         components = self._lay_out()
-        slots = self._spark.sparkContext.defaultParallelism
-        running = sum(1 for component in components if not self._is_to_stand(component))
-        tasks = slots if self._is_batch else max(1, slots // max(1, running))
-        new = [self._of_component(component, tasks) for component in components]
+        each = self._share_cores(components)
+        new = [self._of_component(component, each) for component in components]
         self._queries = [query for query in self._queries if query.component is None] + new
         for query in new:
             if not query.is_stopped:
@@ -619,9 +632,12 @@ class MeshDriver:
                 self._suspects[str(topic), int(partition)] = int(offset)
             place = str(told["killed"]), str(told["at"])
             self._ended_calls[place] = self._ended_calls.get(place, 0) + 1
-            for query in self._queries:
-                if query.name == line.component:
-                    query.ended = [*query.ended[-9:], str(told["text"])]
+            texts = self._ended_texts.setdefault(place[0], deque(maxlen=_KEPT_TEXTS))
+            texts.append(str(told["text"]))
+
+    def _told_of(self, query: _Query) -> list[str]:
+        steps = () if query.component is None else query.component.steps
+        return [text for step in steps for text in list(self._ended_texts.get(step.spec.fqfn, ()))]
 
     def _over(self, line: TaskLine) -> None:
         self._counting.over(line)
@@ -669,7 +685,7 @@ class MeshDriver:
                     "restarts": max(0, query.starts - 1),
                     "tasks": self._hub.tasks(query.name),
                     "functions": [step.spec.fqfn for step in query.component.steps] if query.component else [],
-                    "ended_calls": query.ended,
+                    "ended_calls": self._told_of(query),
                 }
                 for query in self._queries
             ],

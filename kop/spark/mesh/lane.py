@@ -29,11 +29,12 @@ from kop.client.errors import ClientError, NoTransactionsError
 from kop.client.offsets import EARLIEST, TopicPartition
 from kop.client.read_client import ReadClient
 from kop.client.write_client import Identity, WriteClient
+from kop.errors import without_frames
 from kop.functions import origins
 from kop.functions.batch_calls import BatchCalls, batch_of, rows_of
 from kop.functions.calling import Calls
 from kop.functions.changelog import FunctionState, KeptState, topic_of
-from kop.functions.committing import batch_end
+from kop.functions.committing import InOneTransaction, batch_end
 from kop.functions.context import Effect, FunctionContext, InputRecord
 from kop.functions.function import FunctionCode
 from kop.functions.input_topics import input_of
@@ -48,6 +49,7 @@ from kop.records.batch import Codec
 from kop.records.partitioning import partition_of
 from kop.spark.mesh.calls_file import CallsFile
 from kop.spark.mesh.component import Step, TaskComponent
+from kop.spark.mesh.write_behind import WriteBehind
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -184,8 +186,17 @@ class ChainOutputs(Outputs):
     record it was made from if each record gives one.
     """
 
-    def __init__(self, client: WriteClient, identity: Identity, codec: int, component: TaskComponent) -> None:
+    def __init__(
+        self,
+        client: WriteClient,
+        identity: Identity,
+        codec: int,
+        component: TaskComponent,
+        free_client: Callable[[], None],
+    ) -> None:
+        """`free_client` waits until no other thread uses `client`."""
         super().__init__(client, identity, codec)
+        self._free_client = free_client
         self._readers = {
             topic: [number for number, step in enumerate(component.steps) if topic in step.inner_inputs]
             for topic in component.inner
@@ -254,6 +265,13 @@ class ChainOutputs(Outputs):
         """
         return 1 if topic in self._private else super().count(topic)
 
+    def _ask_count(self, topic: str) -> int:
+        known = self._client.known_leaders(topic)
+        if known is None:
+            self._free_client()
+            known = self._client.leaders(topic)
+        return len(known)
+
     def _partition(self, topic: str, source: int, key: bytes | None) -> int:
         if topic in self._private:
             return source
@@ -314,12 +332,20 @@ class Lane:
         new_reader: Callable[[], ReadClient],
         patience: Callable[[], float],
         calls_file: CallsFile,
+        behind: WriteBehind,
         suspect: int = -1,
+        *,
+        may_lag: bool = False,
     ) -> None:
-        """`suspect`: the offset up to which a record may have ended an earlier process; -1 for none."""
+        """`behind` has the writes of all lanes of `writer`. `suspect`: the offset up to which a record may have ended
+        an earlier process; -1 for none. `may_lag`: True if records may be processed while those before them are
+        written, so that more of them are done again if one fails.
+        """
         self.place = place
         self.position = 0
         """The offset up to which all is committed."""
+        self.fed = 0
+        """The offset up to which `feed` has brought records."""
         self.is_held = False
         """True while a record is tried again: no other one of this partition is begun with."""
         self._component = component
@@ -329,6 +355,8 @@ class Lane:
         self._new_reader = new_reader
         self._patience = patience
         self._calls_file = calls_file
+        self._behind = behind
+        self._may_lag = may_lag
         self._process = os.getpid()
         self._failure: BaseException | None = None
         self._pending: deque[Taken] = deque()
@@ -354,17 +382,26 @@ class Lane:
         identity = self._fence()
         offsets = self._committed(groups, identity)
         self._starts = {step.spec.name: offsets[step.spec.group] for step in readers}
-        self.position = min(offsets.values())
+        self.position = self.fed = min(offsets.values())
         once = component.guarantee is Guarantee.EFFECTIVELY_ONCE
         producer = identity if once and identity is not None else self._writer.init_producer(None, -1)
         codecs = [step.spec.compression_type for step in self._steps if step.spec.compression_type != "none"]
-        self._outputs = ChainOutputs(self._writer, producer, Codec[(codecs or ["none"])[0].upper()], component)
+        self._outputs = ChainOutputs(
+            self._writer, producer, Codec[(codecs or ["none"])[0].upper()], component, self._free_client
+        )
         no_state = None if identity is not None else "switch transactions on, or use no state: the server has none"
         self._states = [self._state(step, no_state) for step in self._steps]
         for state in self._states:
             state.find()
         self._calls = self._new_calls()
-        self._end = batch_end(
+        may_have_state = any(step.step.no_state is None for step in self._steps)
+        self._together: InOneTransaction | None = None
+        """The end of batches that another thread may write; None if they are written before records go on."""
+        if self._may_lag and once and identity is not None and not may_have_state:
+            self._together = InOneTransaction(
+                self._writer, identity, groups, self._outputs, {self.place: self.position}
+            )
+        self._end = self._together or batch_end(
             component.guarantee,
             self._writer,
             identity,
@@ -471,6 +508,7 @@ class Lane:
         """Add records to process; they follow those that were added before."""
         self._end.begin([taken])
         self._pending.append(taken)
+        self.fed = taken.next_offset
 
     def run(self, deadline: float, stopping: Callable[[], bool]) -> None:
         """Process records by the functions until the deadline, and write the outputs. If a record fails, what was not
@@ -494,6 +532,7 @@ class Lane:
                 return
             if is_single:
                 self._write()
+                self._behind.settle()
             now = clock.monotonic()
             self._size = min(self._size * 2, MOST_RECORDS) if now - began < PIECE_SECONDS else max(self._size // 2, 1)
             if now >= deadline:
@@ -580,12 +619,29 @@ class Lane:
         if not self._unwritten:
             return
         offset = self._unwritten[-1].next_offset
-        self._end.write({self.place: offset})
-        self._unwritten = []
-        self.position = offset
+        self._behind.settle()
+        if self._together is None:
+            self._end.write({self.place: offset})
+        telling = [calls.telling() for calls in self._calls]
         for calls in self._calls:
             calls.committable()
-            calls.written()
+
+        def done() -> None:
+            self.position = offset
+            for tell in telling:
+                tell()
+
+        if self._together is None:
+            done()
+        else:
+            self._behind.begin(self._together.taken({self.place: offset}), done)
+        self._unwritten = []
+
+    def _free_client(self) -> None:
+        try:
+            self._behind.settle()
+        except Exception as error:
+            self._fail(without_frames(error))
 
 
 def _take_all(calls: AnyCalls, taken: Taken) -> None:

@@ -77,6 +77,15 @@ def cores_of(spark: Any, needed: int, wait: Callable[[float], bool]) -> int:
     return cores
 
 
+def cores_for(components: int, cores: int, *, others: bool, spare: int = 0) -> int:
+    """Return the number of cores, of those of the session, for the tasks of components.
+
+    `others`: True if there are sources, queries or sinks, which share a core. `spare`: the number of cores that are
+    left to who else works in the session, if there are enough.
+    """
+    return max(cores - spare, min(cores, components + others)) - others
+
+
 def end_at_once(spark: Any) -> None:
     """End the JVM of a session of this process without waiting for its queries: nothing that they hold is needed."""
     children = [

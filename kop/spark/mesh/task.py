@@ -37,6 +37,7 @@ from kop.spark.mesh.calls_file import CallsFile, ended_calls
 from kop.spark.mesh.component import Share, Step, TaskComponent, Work
 from kop.spark.mesh.lane import Lane, ReadyStep
 from kop.spark.mesh.link import DriverLink
+from kop.spark.mesh.write_behind import WriteBehind
 
 log = logging.getLogger(__name__)
 
@@ -179,6 +180,8 @@ class _Task(_Base):
             self._whole = False
             writer = self._new_writer()
             stack.callback(writer.close)
+            self._behind = WriteBehind()
+            stack.callback(self._behind.close)
             lanes: dict[TopicPartition, Lane] = {}
             stack.callback(self._close, lanes)
             for place in self._share.partitions:
@@ -191,7 +194,9 @@ class _Task(_Base):
                     self._new_reader,
                     self._patience,
                     calls_file,
+                    self._behind,
                     max(self._suspects.get(place, -1), self._work.suspects.get(place, -1)),
+                    may_lag=self._share.ends is not None,
                 )
             positions = {place: lane.position for place, lane in lanes.items()}
             fetch = FetchSettings(
@@ -201,7 +206,8 @@ class _Task(_Base):
                 wait_ms=FETCH_WAIT_MS,
             )
             reader = ReadAhead(self._new_reader(), self._new_reader, positions, self._fail, fetch)
-            stack.callback(reader.close, FETCH_WAIT_MS / 1000)
+            # Behind the end of a batch nothing is read: the thread that waits for further records ends by itself.
+            stack.callback(reader.close, FETCH_WAIT_MS / 1000 if self._share.ends is None else 0.0)
             for step in self._steps:
                 step.stats.lag = lambda: {
                     place: max(0, end - lanes[place].position) for place, (end, _) in reader.ends().items() if end >= 0
@@ -230,6 +236,11 @@ class _Task(_Base):
         return [counts(step.spec, step.stats.snapshot()) for step in self._steps]
 
     def _close(self, lanes: Mapping[TopicPartition, Lane]) -> None:
+        try:
+            self._behind.settle()
+        except Exception as error:
+            self._fail(error)
+            self._whole = False
         for lane in lanes.values():
             try:
                 lane.close(whole=self._whole)
@@ -250,10 +261,13 @@ class _Task(_Base):
                 lane.retry(now)
             busy = {place for place, lane in lanes.items() if lane.is_held or lane.has_work}
             if ends is not None:
-                busy |= {place for place, lane in lanes.items() if lane.position >= ends[place]}
-            waits = 0.0 if any(lane.has_work for lane in lanes.values()) else self._idle_seconds(lanes, now)
+                busy |= {place for place, lane in lanes.items() if lane.fed >= ends[place]}
+            has_work = any(lane.has_work for lane in lanes.values())
+            waits = 0.0 if has_work or self._behind.is_busy else self._idle_seconds(lanes, now)
             for taken in reader.take(most, busy, waits):
+                has_work = True
                 lanes[taken.partition].feed(taken if ends is None else _before(taken, ends[taken.partition]))
+            self._behind.settle(0.0 if has_work else LOOK_SECONDS)
             for lane in lanes.values():
                 if lane.has_work:
                     lane.run(clock.monotonic() + seconds, self._stopped.is_set)

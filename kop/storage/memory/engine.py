@@ -83,25 +83,31 @@ class MemoryTopics(TopicTable):
     async def create(
         self, name: str, partitions: int, configs: Mapping[str, str], *, internal: bool = False
     ) -> TopicInfo:
-        """Make a topic; TOPIC_ALREADY_EXISTS if the name is taken, INVALID_PARTITIONS for a number below 1."""
+        """Make a topic, and return it; TOPIC_ALREADY_EXISTS if the name is taken, INVALID_PARTITIONS for a number below
+        1.
+        """
         topic = TopicInfo(name, new_uuid(), partitions, MappingProxyType(dict(configs)), internal)
         self._check_new(topic)
         return self._put(None, topic)
 
     async def delete(self, topic_id: UUID) -> None:
-        """Delete a topic and its records."""
+        """Delete a topic and its records. UNKNOWN_TOPIC_ID if it does not exist."""
         topic = self._find(topic_id)
         self._strike(topic)
         self._announce(topic, None)
 
     async def grow(self, topic_id: UUID, partitions: int) -> TopicInfo:
-        """Raise the number of partitions; INVALID_PARTITIONS if it would not grow."""
+        """Raise the number of a topic's partitions, and return the topic; INVALID_PARTITIONS if it would not grow,
+        UNKNOWN_TOPIC_ID if it does not exist.
+        """
         topic = self._find(topic_id)
         self._check_growth(topic, partitions)
         return self._put(topic, replace(topic, partitions=partitions))
 
     async def set_configs(self, topic_id: UUID, configs: Mapping[str, str], named: Collection[str] = ()) -> TopicInfo:
-        """Replace the topic's own configs; in force when this returns."""
+        """Replace the topic's own configs, and return the topic; in force when this returns. UNKNOWN_TOPIC_ID if it
+        does not exist.
+        """
         topic = self._find(topic_id)
         if configs == topic.configs:
             return topic
@@ -189,7 +195,7 @@ class MemoryEngine:
             self.topic_changed(topic, topic)
 
     async def reserve_producer_ids(self) -> range:
-        """Reserve a block of producer ids."""
+        """Return 1000 producer ids that were never given before. BackendError if the engine is closed."""
         self._check_open()
         first = self._memory.next_producer_id
         self._memory.next_producer_id += _PRODUCER_IDS
@@ -217,7 +223,9 @@ class MemoryEngine:
         """Do nothing: there are no other brokers to join."""
 
     async def maintain(self, now_ms: int) -> None:
-        """Do all that is due at `now_ms`: retention, compaction; producers expire by a clock of their own."""
+        """Do all that is due at `now_ms` for every log: retention, and compaction, whose failure is logged. Idempotent
+        producers expire as well, by a clock of their own.
+        """
         for log in [log for logs in self._logs.values() for log in logs]:
             log.retain(now_ms)
             log.expire_producers(self._settings.producer_id_expiration_ms)

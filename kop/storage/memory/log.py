@@ -71,6 +71,8 @@ class LogMemory:
     def refusal(self, size: int, *, unbounded: bool) -> BackendError | None:
         """Return KAFKA_STORAGE_ERROR if a batch of `size` bytes cannot be accepted now, else None; 0 bytes are a batch
         that is not stored. If `unbounded`, only a closed engine refuses.
+
+        If the memory is full, `problem` says so from then on, and a line is logged, now and then while that lasts.
         """
         if self.closed:
             return BackendError(self.problem or "")
@@ -87,7 +89,9 @@ class LogMemory:
         self.used += size + batches * _BATCH_BYTES
 
     def free(self, size: int, batches: int) -> None:
-        """Count `batches` batches, which have `size` bytes together, as no longer held."""
+        """Count `batches` batches, which have `size` bytes together, as no longer held; `problem` does not call the
+        memory full any more.
+        """
         self.used -= size + batches * _BATCH_BYTES
         self._full = False
 
@@ -128,7 +132,9 @@ class MemoryLog(Partition):
         self._producers = ProducerStates()
 
     def reopened(self, space: LogMemory, policy: LogPolicy) -> MemoryLog:
-        """Return the same log for another engine, as after a restart: it has no observers."""
+        """Return the same log for another engine, as after a restart: with its batches, which count in `space`, and
+        without observers.
+        """
         log = type(self)(space, self.topic, self.index, policy)
         log.log_start_offset, log.high_watermark = self.log_start_offset, self.high_watermark
         log.size_bytes, log._batches = self.size_bytes, self._batches
@@ -148,8 +154,8 @@ class MemoryLog(Partition):
         place: int,
         from_zero: bool = False,
     ) -> None:
-        """Accept a batch, which is durable in the loop's next turn. Topics of the gateway's own may go beyond the
-        memory's bound.
+        """Accept a batch, which is durable in the loop's next turn, or refuse it by `waiter` at once. Topics of the
+        gateway's own may go beyond the memory's bound.
         """
         verdict = self._producers.check(header, from_zero=from_zero)
         error = (
@@ -196,8 +202,8 @@ class MemoryLog(Partition):
         bumps_epoch: bool,
         now_ms: int,
     ) -> asyncio.Future[None]:
-        """Write the marker that ends a producer's transaction. It may go beyond the memory's bound: it frees
-        readers.
+        """Write the marker that ends a producer's transaction, unless it was written before; the future ends in the
+        loop's next turn. The marker may go beyond the memory's bound: it frees readers.
         """
         waiter = MarkerFuture()
         error = self.gone() if self.deleted else None
@@ -244,8 +250,8 @@ class MemoryLog(Partition):
         return StoredBatch(base, base + header.last_offset_delta, time if time >= 0 else -now_ms, data)
 
     def _take(self, batch: StoredBatch, waiter: AppendWaiter, place: int, result: AppendResult) -> None:
-        """Put a batch behind the log's end and plan its answer for the loop's next turn. If this raises, neither was
-        done.
+        """Put a batch behind the log's end, count its bytes, and plan its answer for the loop's next turn. If this
+        raises, nothing of that was done.
         """
         self._taken.append(batch)
         try:
@@ -261,7 +267,9 @@ class MemoryLog(Partition):
         self._appends.append((waiter, place, result))
 
     def commit(self) -> None:
-        """Make the batches of the last turn of the loop readable, and answer their appends."""
+        """Make the batches of the last turn of the loop readable, answer their appends, and call the callbacks for the
+        moved high watermark. If the topic was deleted, the appends get UNKNOWN_TOPIC_OR_PARTITION.
+        """
         appends, self._appends = self._appends, []
         taken, self._taken = self._taken, []
         if self.deleted:
@@ -309,7 +317,9 @@ class MemoryLog(Partition):
         return await self._look_up(_newest)
 
     async def _look_up(self, search: Callable[..., TimestampOffset | None], *args: int) -> TimestampOffset | None:
-        """Search batches in a thread, because they have to be decompressed. They do not change meanwhile."""
+        """Return the result of `search` in the log's present batches, which runs on a thread, because they have to be
+        decompressed. UNKNOWN_TOPIC_OR_PARTITION if the topic was deleted, also meanwhile.
+        """
         self.check_there()
         record = await asyncio.to_thread(search, tuple(self._batches), self.log_start_offset, *args)
         self.check_there()
@@ -344,7 +354,9 @@ class MemoryLog(Partition):
         self._space.free(freed, len(old) - len(batches))
 
     def retain(self, now_ms: int) -> None:
-        """Delete the oldest batches while they are older or the log is larger than the topic's retention allows."""
+        """Delete the oldest batches while they are older than retention.ms, or while the log without them still has at
+        least retention.bytes. Do nothing if the topic's cleanup.policy does not delete.
+        """
         policy, size, start = self.policy, self.size_bytes, self.log_start_offset
         for batch in self._batches if policy.delete else ():
             old = policy.retention_ms >= 0 and abs(batch.timestamp) < now_ms - policy.retention_ms
@@ -357,7 +369,7 @@ class MemoryLog(Partition):
 
     async def compact(self, now_ms: int) -> None:
         """Compact the log, keeping of each key the newest record, if the topic is compacted and enough of the log is
-        dirty.
+        dirty (`is_due`). The work is done on a thread; appends and reads go on meanwhile.
         """
         policy, batches = self.policy, tuple(self._batches)
         if not policy.compact or not batches:
@@ -395,7 +407,7 @@ class MemoryLog(Partition):
         self._producers.transactions.drop_before(self._clean_offset)  # none of their records is left
 
     def expire_producers(self, ttl_ms: int) -> None:
-        """Forget idempotent producers that were not seen for `ttl_ms`."""
+        """Forget idempotent producers that were not seen for `ttl_ms`, unless they have an open transaction."""
         self._producers.expire(steady_ms(), ttl_ms)
 
     def remove(self) -> None:
@@ -461,9 +473,11 @@ def _cleaned(
     now_ms: int,
     title: str,
 ) -> list[tuple[StoredBatch, StoredBatch | None]]:
-    """Return the batches that compaction changes, each with the one that takes its place; runs on a thread.
+    """Return the batches that compaction changes, each with the one that takes its place, or None if it goes; runs on a
+    thread.
 
-    `batches[dirty:]` are the dirty ones, and may supersede records; those before `last` are cleaned.
+    `batches[dirty:]` are the dirty ones, whose records supersede older ones; those before `last` are cleaned. A batch
+    that cannot be read is logged and stays as it is.
     """
     newest = NewestOffsets(aborted=aborted)
     horizon = delete_horizon(policy, now_ms)

@@ -54,7 +54,7 @@ class SharedMemory:
             view.tell_of_brokers()
 
     def value_changed(self, by: object) -> None:
-        """Call the callbacks of the other brokers for a change of a small value."""
+        """Call the callbacks of all brokers but `by`, the view of the broker that has changed a small value."""
         for view in list(self._views):
             if view is not by:
                 view.tell_of_values()
@@ -124,7 +124,9 @@ class _EngineOfBroker(_View):
             callback()
 
     async def join(self, broker: LiveBroker) -> None:
-        """Become live; BROKER_ID_NOT_REGISTERED if the id is that of another live broker."""
+        """Become live, and call the callbacks of all brokers; BROKER_ID_NOT_REGISTERED if the id is that of another
+        live broker.
+        """
         if any(other.node_id == broker.node_id for other in self._shared.brokers):
             raise KopError(f"broker {broker.node_id} is live already", ErrorCode.BROKER_ID_NOT_REGISTERED)
         self.broker = broker
@@ -148,7 +150,9 @@ class _EngineOfBroker(_View):
         return self._logs[place]
 
     async def close(self) -> None:
-        """Leave the cluster. Callbacks of this broker are not called any more."""
+        """Leave the cluster, and give up the leads of logs. Callbacks of this broker are not called any more; the last
+        broker's leave closes the engine.
+        """
         if not self._closed:
             self._closed = True
             self.broker = None
@@ -191,8 +195,8 @@ class _LogOfBroker(_View):
         self._log = log
 
     async def lead(self, lost: Callable[[], None]) -> None:
-        """Become the only writer; the former one is told. What that one wrote is in the log, even if it was not
-        answered yet.
+        """Become the log's only writer; `lost` of the broker that led it before is called. What that broker wrote is in
+        the log, even if it was not answered yet.
         """
         former = self._shared.leaders.get(self._log)
         self._shared.leaders[self._log] = self._broker, lost

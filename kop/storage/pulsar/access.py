@@ -22,7 +22,9 @@ class Access:
         self._settings = settings
 
     def tls(self) -> TlsOptions:
-        """Return the TLS settings; used where an address begins with pulsar+ssl or https."""
+        """Return the TLS options that the settings give; they are used only for addresses that begin with pulsar+ssl or
+        https.
+        """
         return TlsOptions(
             ca_file=self._settings.kop_pulsar_tls_ca_file or None,
             cert_file=self._settings.kop_pulsar_tls_cert_file or None,
@@ -42,8 +44,8 @@ class Access:
             )
 
     def _of_issuer(self) -> TlsOptions:
-        """Return the TLS settings for an OAuth2 issuer. Its certificate may be from a public authority or from Pulsar's
-        own one.
+        """Return the TLS options for an OAuth2 issuer: public authorities are trusted, and the settings' CA file, too,
+        since Pulsar's own authority may have signed its certificate.
         """
         return TlsOptions(ca_file=self._settings.kop_pulsar_tls_ca_file or None, system_too=True)
 

@@ -54,7 +54,9 @@ class PulsarContext:
             log.log(level, "background work failed: %r", error, exc_info=error)
 
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run work to its end even if the caller is cancelled. BackendError if the engine is closed."""
+        """Run work to its end even if the caller is cancelled, and return its result or raise its error; a failure
+        after that is logged. BackendError, without beginning, if the engine is closed or being closed.
+        """
         if self.closed:
             work.close()
             raise BackendError("the storage engine is closed")

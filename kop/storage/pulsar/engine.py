@@ -93,8 +93,9 @@ class PulsarEngine:
         answers: Answers | None = None,
         waiting: Callable[[str], None] | None = None,
     ) -> None:
-        """Make the parts of the engine. `policy` gives the effective configs of a topic; see `open_engine` for the
-        other parameters.
+        """Make the parts of the engine, without connecting. `policy` gives the effective configs of a topic, `answers`
+        asks another broker if it serves Kafka clients, and `waiting` is called with one line for each failure that is
+        tried again.
         """
         self.context = context = PulsarContext(client, admin, settings)
         self.loop, self.client, self.admin = context.loop, client, admin
@@ -177,7 +178,9 @@ class PulsarEngine:
         return self._logs.get(topic_id, partition)
 
     async def reserve_producer_ids(self) -> range:
-        """Reserve a block of producer ids for good."""
+        """Return a block of producer ids that nobody else gets, for good. KopError if Pulsar refuses it or the engine
+        is closed.
+        """
         if self.context.closed:
             raise BackendError("the storage engine is closed")
         try:
@@ -186,7 +189,9 @@ class PulsarEngine:
             raise self.faults.refused(error, Refused.REQUESTS, "cannot reserve producer ids") from error
 
     async def get_state(self, key: str) -> str | None:
-        """Return a small durable value by its key; None if there is none."""
+        """Return a small durable value by its key; None if there is none. KopError if it cannot be read; before this
+        broker joins, failures that may pass are retried for a minute first.
+        """
         read = partial(self._cluster_topic.get_state, key)
         try:
             if self._registry.own is None:  # no client is there that would retry while the broker starts
@@ -196,7 +201,9 @@ class PulsarEngine:
             raise self.faults.refused(error, Refused.REQUESTS, "cannot read a setting") from error
 
     async def put_state(self, key: str, value: str | None) -> None:
-        """Set a small durable value by its key, or remove it with None."""
+        """Set a small durable value by its key, or remove it with None, and tell the other brokers. KopError if Pulsar
+        refuses it.
+        """
         try:
             await self._cluster_topic.put_state(key, value)
         except PulsarError as error:
@@ -208,20 +215,25 @@ class PulsarEngine:
 
     @property
     def brokers(self) -> Sequence[LiveBroker]:
-        """The live brokers, as `broker_registry.py` sees them."""
+        """The live brokers by id, this one among them, as Pulsar showed them last; empty before this one joins."""
         return self._registry.brokers
 
     @property
     def brokers_fresh(self) -> bool:
-        """True if `brokers` was read within the last seconds."""
+        """True if Pulsar told within the last 15 seconds which brokers are live; also true before this broker joins."""
         return self._registry.fresh
 
     def on_brokers(self, callback: Callable[[], None]) -> None:
-        """Call `callback` after each change of `brokers`."""
+        """Call `callback` from now on after each change of `brokers`, and after a time in which there may have been
+        one.
+        """
         self._registry.on_change(callback)
 
     async def join(self, broker: LiveBroker) -> None:
-        """Become one of the live brokers; BROKER_ID_NOT_REGISTERED if another live broker has the id."""
+        """Become one of the live brokers, with the id and the addresses of `broker`. BROKER_ID_NOT_REGISTERED if
+        another live broker has the id; failures that may pass are retried for a minute before they become another
+        KopError.
+        """
         try:
             await self._tried("join the brokers", lambda: self._registry.join(broker))
         except PulsarError as error:
@@ -229,7 +241,9 @@ class PulsarEngine:
 
     @property
     def healthy(self) -> str | None:
-        """None while Pulsar answers, else one line with its last error."""
+        """None while records can be written, as far as is known; else one line that says why not: Pulsar does not
+        answer, its REST refuses this broker, or the engine is closed.
+        """
         return "the storage engine is closed" if self.context.closed else self._upkeep.failure
 
     losses = None
@@ -247,8 +261,8 @@ class PulsarEngine:
         return EngineSnapshot(self.healthy, self.about, self.losses)
 
     def collect(self) -> Iterable[Metric]:
-        """Return metrics of the engine: those of every engine, faults with Pulsar, and bytes that no compaction has
-        seen.
+        """Return metrics of the engine: those of every engine, faults with Pulsar, bytes that no compaction has seen,
+        and those of the grants that are read again and again.
         """
         faults = counter_family("kop_pulsar_faults", "What went wrong between gateway and Pulsar.", ["fault", "detail"])
         for name, times in self.counts.items():
@@ -258,12 +272,14 @@ class PulsarEngine:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """The number of times that each fault occurred, for the metrics."""
+        """The number of times that each fault occurred, by its name in the metrics, with the outages of Pulsar."""
         outages = self.client.outage.times
         return {**self.faults.counts, Fault.OUTAGES_PULSAR: outages} if outages else self.faults.counts
 
     async def close(self) -> None:
-        """Wait for the appends that were submitted, then close everything. Later appends fail."""
+        """Wait up to 10 seconds for the results of appends that were submitted, then close everything, with the
+        connections to Pulsar. Later appends fail. A second call does nothing.
+        """
         if self.context.closed:
             return
         self.context.closed = True
@@ -325,7 +341,9 @@ class PulsarEngine:
         self.deletion_guard.removed(log_removed)
 
     def _announced(self, full_names: Sequence[str]) -> None:
-        """Look again at topics whose properties another broker says that it has changed."""
+        """Look soon at topics (Pulsar's full names) whose properties another broker says that it has changed. If the
+        topic of small values is among them, call the callbacks of `on_state`.
+        """
         self._cluster_topic.announced(full_names)
         self.topics.watched(None, full_names, ())
 
@@ -346,11 +364,12 @@ class PulsarEngine:
     # --- open
 
     async def start(self) -> None:
-        """Read the topics of the cluster and follow their changes. KopError if the cluster is not set up for the
-        gateway, with advice.
+        """Connect, read the topics of the cluster, follow their changes, and begin the background work. KopError if the
+        cluster is not set up for the gateway, with advice; PulsarError if Pulsar refuses something.
 
-        A failure that may pass is retried for a minute, because Pulsar brokers restart and topics move. An address
-        where nobody answers counts as a wrong one: the start then ends at once, as it does for refused credentials.
+        A failure that may pass is retried for a minute in each step, because Pulsar brokers restart and topics move. An
+        address where nobody answers counts as a wrong one: the start then ends at once, as it does for refused
+        credentials.
         """
         cluster_topic = self._cluster_topic
         await self._tried("connect to Pulsar", self.client.start, answered=False)
@@ -372,8 +391,9 @@ class PulsarEngine:
         self._upkeep.start()
 
     async def _tried(self, what: str, work: Callable[[], Awaitable[T]], *, answered: bool = True) -> T:
-        """Run a step of the start (`work`), and retry it while its failure may pass. `answered`: somebody has answered
-        at this address before.
+        """Run a step of the start (`work`) and return its result; retry it for a minute while its failure may pass,
+        then raise that. `what` completes "cannot ..." in log lines. `answered`: somebody has answered at this address
+        before; if not, silence counts as a wrong address, and is not retried.
         """
 
         def passes(error: BaseException) -> bool:

@@ -231,8 +231,8 @@ _FINAL: Final = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.TOPIC
 
 
 def kafka_error(error: PulsarError, doing: str) -> KopError:
-    """Return the Kafka error for an error of Pulsar. Its text begins with `doing` and ends with advice for
-    operators.
+    """Return the Kafka error for an error of Pulsar; for a code that is not known here it is KAFKA_STORAGE_ERROR. Its
+    text begins with `doing` and ends with advice for operators, if there is any.
     """
     code = _CODES.get(error.code, ErrorCode.KAFKA_STORAGE_ERROR)
     help_text = _HELP.get(error.code)
@@ -245,7 +245,9 @@ def kafka_error(error: PulsarError, doing: str) -> KopError:
 
 
 def _said(error: PulsarError) -> tuple[str, str, ErrorCode | None, str] | None:
-    """Return the row of `_SAID` for an error; None if the error's code alone gives the reason."""
+    """Return the row for an error whose code stands for several reasons, if the error's text shows which one it is:
+    code, the part of the text, Kafka's code, advice. None if the code alone gives the reason.
+    """
     return next((row for row in _SAID if error.code == row[0] and row[1] in error.message), None)
 
 
@@ -261,8 +263,8 @@ class Alike:
         self._since: dict[object, tuple[float, int]] = {}
 
     def left(self, kind: object, now: float) -> int:
-        """Return the number of lines of a kind that may be logged now, the one asked about included; 0 if it may not
-        be.
+        """Count one more line of a kind that wants to be logged at the time `now` (s), and return how many may be, that
+        line included; 0 if it may not be. In a minute, which begins with the first of them, that is 10 of a kind.
         """
         since, times = self._since.get(kind, (now, 0))
         if now - since > _ALIKE_SECONDS:
@@ -290,9 +292,11 @@ class Faults:
         self.counts[name] = self.counts.get(name, 0) + 1
 
     def tell(self, key: object, text: str, kind: object = None) -> None:
-        """Log a warning, unless the fault `key` was logged a moment ago, or many faults of the same `kind` were.
+        """Log a warning, unless the fault `key` was logged before and goes on: then there is a line every 5 minutes. Of
+        different faults of the same `kind`, 10 are logged in a minute.
 
-        Without a `kind` there is no bound on how many different faults are logged.
+        Without a `kind` there is no bound on how many different faults are logged. Nothing is counted here; see
+        `count`.
         """
         now = self._clock()
         kept = self._repeats.say(key, now)
@@ -305,11 +309,18 @@ class Faults:
         log.warning("%s%s", text, more)
 
     def takes(self, error: BaseException) -> bool:
-        """Return true if the present outage caused an error: then it gets no log line and is not counted here."""
+        """Return true if an error needs neither a log line nor a count of its own, because the present outage of Pulsar
+        caused it, which counts it then, or because it was told as a part of one already.
+        """
         return (isinstance(error, KopError) and error.told) or self.outage.takes(error)
 
     def refused(self, error: PulsarError, what: Refused, doing: str) -> KopError:
-        """Count a refusal by Pulsar, log it, and return the Kafka error for the client."""
+        """Return the Kafka error for a refusal by Pulsar, with a text that begins with `doing`, and count and log the
+        refusal.
+
+        What the present outage caused is neither counted nor logged, and what is the client's own fault is only
+        counted. Lines that repeat are left out; see `tell`.
+        """
         kafka = kafka_error(error, doing)
         if self.outage.takes(error):
             kafka.told = True

@@ -81,7 +81,9 @@ class PulsarGrants:
     """The grants of a Pulsar cluster: a `kop.storage.base.Grants`."""
 
     def __init__(self, context: PulsarContext, topics: Topics, waiting: Callable[[str], None] | None) -> None:
-        """`waiting` is told why `open` takes long."""
+        """Prepare, without reading anything. `waiting` is called with one line for each failure for which `open` tries
+        again.
+        """
         self._context = context
         self._topics = topics
         self._waiting = waiting
@@ -95,7 +97,9 @@ class PulsarGrants:
 
     @property
     def version(self) -> int:
-        """A number that grows with each change of what is known of the namespaces that are followed."""
+        """A number that grows with each change of what is known of the namespaces and tenants that are read each
+        second, and when one of them is not read so any more.
+        """
         return self._version
 
     @property
@@ -104,7 +108,8 @@ class PulsarGrants:
         return self._context.naming.namespace
 
     async def open(self) -> None:
-        """Read the grants of the home namespace, then those in use each second until `close`.
+        """Read the grants of the home namespace; then go on to read, each second until `close`, those of each namespace
+        that has a known topic.
 
         Waits for as long as Pulsar does not answer. KopError if the gateway's role may not read them.
         """
@@ -124,7 +129,7 @@ class PulsarGrants:
             self._follow(namespace)
 
     async def close(self) -> None:
-        """Stop reading grants."""
+        """Stop reading grants, and forget those that were read."""
         tasks = [source.following for source in self._sources.values() if source.following is not None]
         for task in tasks:
             task.cancel()
@@ -137,12 +142,16 @@ class PulsarGrants:
     # --- look-ups
 
     def of(self, namespace: str) -> NamespaceGrants | None:
-        """Return the grants of a namespace; None if they are not known now."""
+        """Return the grants of a namespace as they were last read; None if they are not known, or could not be read
+        again for 30 seconds.
+        """
         value = self._value(_Key(namespace))
         return value if isinstance(value, NamespaceGrants) else None
 
     def admins(self, tenant: str) -> Collection[str] | None:
-        """Return the roles that administer a tenant; None if they are not known now."""
+        """Return the roles that administer a tenant, as they were last read; None if they are not known, or could not
+        be read again for 30 seconds.
+        """
         value = self._value(_Key(tenant))
         return None if isinstance(value, NamespaceGrants) else value
 
@@ -153,7 +162,9 @@ class PulsarGrants:
     # --- reading
 
     def unread(self, namespaces: Collection[str]) -> Collection[str]:
-        """Return those of the namespaces whose grants are not read each second, and were not read within a second."""
+        """Return those of the namespaces for which `read` has to be called first: they are not read each second by
+        themselves, and no request for their grants, or for their tenant's admins, began within the last second.
+        """
         return {name for name in namespaces if any(map(self._has_to_be_read, _keys_of(name)))}
 
     def _has_to_be_read(self, key: _Key) -> bool:
@@ -165,8 +176,12 @@ class PulsarGrants:
         return source.tried_at <= self._loop.time() - EVERY_SECONDS
 
     async def read(self, namespaces: Collection[str]) -> None:
-        """Read the grants of these namespaces, unless they were read within a second. Those that cannot be read count
-        as not known, and so do those beyond the number that is kept.
+        """Read the grants of these namespaces and the admins of their tenants; not those that are read each second
+        anyway, or were asked for within a second.
+
+        Waits 2 seconds for each at most, all side by side, and raises nothing for a failure: one that cannot be read
+        keeps its last answer for 30 seconds, and is not known then. Of more than 500 namespaces the others are left
+        out.
         """
         keys = {key for namespace in islice(namespaces, MOST_ASKED // 2) for key in _keys_of(namespace)}
         try:
@@ -265,7 +280,7 @@ class PulsarGrants:
     # --- what is in use
 
     def follow(self, namespace: str) -> None:
-        """Read the grants of a namespace each second from now on until `close`."""
+        """Read the grants of a namespace each second from now on until `close`, in the background."""
         if namespace not in self._spaces:
             self._spaces.add(namespace)
             self._follow(namespace)
@@ -288,7 +303,9 @@ class PulsarGrants:
         await background.repeat("the reading of grants", partial(self._round, key, source), every=pause)
 
     def _topic_changed(self, old: TopicInfo | None, new: TopicInfo | None) -> None:
-        """Follow the grants of a namespace as long as one of its topics is known."""
+        """Begin to read the grants of a topic's namespace each second when a topic is new (`old` is None), and end that
+        when the last known topic of the namespace is gone (`new` is None), unless `follow` or `open` wants it.
+        """
         if new is not None:
             if old is None and (namespace := _namespace_of(new)):
                 self._follow(namespace)
@@ -303,7 +320,9 @@ class PulsarGrants:
                     self._version += 1  # from now on it may change without
 
     def collect(self) -> Iterable[Metric]:
-        """Return how many namespaces and tenants are read each second, and the age of the oldest answer."""
+        """Return metrics: the number of namespaces and tenants that are read each second, and the age of the oldest
+        answer in seconds. The result is empty if nothing is read so.
+        """
         followed = [source for source in self._sources.values() if source.following is not None]
         if not followed:
             return ()
@@ -318,7 +337,9 @@ class PulsarGrants:
 
 
 def grants_in(namespace: str, policies: Mapping[str, Any]) -> NamespaceGrants:
-    """Return the grants in a namespace's policies, as Pulsar's REST gives them."""
+    """Return the grants in a namespace's policies, as Pulsar's REST gives them. KeyError, TypeError or AttributeError
+    if the policies have another form.
+    """
     given = policies["auth_policies"]
     prefix = f"{PERSISTENT}{namespace}/"
     return NamespaceGrants(
@@ -338,7 +359,7 @@ def _actions(roles: Mapping[str, Iterable[str]]) -> dict[str, frozenset[str]]:
 
 
 def _keys_of(namespace: str) -> tuple[_Key, _Key]:
-    """Return the namespace and its tenant."""
+    """Return the keys of what has to be read for the grants of a namespace: the namespace and its tenant."""
     return _Key(namespace), _Key(namespace.partition("/")[0])
 
 

@@ -124,12 +124,12 @@ class TopicNaming:
 
     @property
     def own_topic(self) -> str:
-        """The full name of `OWN_TOPIC`."""
+        """The full name of the gateway's own topic, `__kop`."""
         return f"{PERSISTENT}{self.metadata_namespace}/{OWN_TOPIC}"
 
     @property
     def brokers_topic(self) -> str:
-        """The full name of `BROKERS_TOPIC`."""
+        """The full name of the topic of live brokers, `__gateways`."""
         return f"{PERSISTENT}{self.metadata_namespace}/{BROKERS_TOPIC}"
 
     def probe_topic(self, instance: str) -> str:
@@ -137,7 +137,9 @@ class TopicNaming:
         return f"{PERSISTENT}{self.metadata_namespace}/{PROBE_TOPIC}-{instance}"
 
     def full_name(self, name: str, internal: bool) -> str:
-        """Return Pulsar's name of a topic; one of another namespace has that in its name."""
+        """Return Pulsar's full name of a topic. A `name` with slashes holds its namespace; any other topic is in the
+        metadata namespace if it is `internal`, else in the home namespace.
+        """
         if "/" in name:
             return PERSISTENT + name
         return f"{PERSISTENT}{self.metadata_namespace if internal else self.namespace}/{name}"
@@ -159,7 +161,9 @@ class TopicNaming:
 
 
 def may_be_pulsars(full_name: str) -> bool:
-    """Return if a topic without an id is Pulsar's own by its name. Gateways give an id to each topic that they make."""
+    """Return true if a topic without an id may be Pulsar's own, since its name begins as those of such topics do
+    (`__`). Gateways give an id to each topic that they make.
+    """
     return full_name.rpartition("/")[2].startswith(_PULSARS_OWN)
 
 
@@ -181,7 +185,7 @@ class ProducerNaming:
 
     @property
     def leader(self) -> str:
-        """The name of the Pulsar producer that is the only writer of a log."""
+        """The name of the exclusive Pulsar producer by which this broker leads a log, as the only writer."""
         return f"kop-{self.cluster_id}-leader-{self.instance}"
 
     def leaders_instance(self, producer: str) -> str | None:
@@ -210,7 +214,7 @@ def transaction_name(txn: EntryTransaction) -> bytes:
 
 
 def transaction_of(name: bytes) -> EntryTransaction | None:
-    """Return the Pulsar transaction that such bytes name; None if they name none."""
+    """Return the Pulsar transaction that the bytes of `transaction_name` name; None if other bytes are given."""
     if len(name) != _TRANSACTION.size:
         return None
     kind, most, least = _TRANSACTION.unpack(name)
@@ -219,7 +223,7 @@ def transaction_of(name: bytes) -> EntryTransaction | None:
 
 def remembered(what: str, partition: int, value: int) -> str:
     """Return the name of the property for a number that is kept of one partition; the largest that any broker kept
-    counts.
+    counts. `what` is the kind of the number, such as `log_start`.
 
     The name holds the number: brokers that keep different ones at once write different properties, so none overwrites a
     larger one.
@@ -228,7 +232,7 @@ def remembered(what: str, partition: int, value: int) -> str:
 
 
 def all_remembered(properties: Mapping[str, str]) -> dict[tuple[str, int], int]:
-    """Return the numbers that properties keep of partitions, by kind and partition."""
+    """Return the largest number of each kind that properties keep of each partition, by kind and partition."""
     largest: dict[tuple[str, int], int] = {}
     for key in properties:
         named = _OF_PARTITION.match(key)
@@ -244,7 +248,9 @@ def largest_remembered(properties: Mapping[str, str], what: str, partition: int)
 
 
 def outdated(properties: Mapping[str, str], what: str, partition: int, value: int) -> list[str]:
-    """Return the names of the properties that keep smaller numbers than `value`, which make no difference any more."""
+    """Return the names of the properties that keep, of the kind `what` and this partition, a number up to `value`:
+    beside the property for `value` itself they make no difference any more.
+    """
     return [
         key
         for key in properties
@@ -277,7 +283,7 @@ def number(properties: Mapping[str, str], key: str, default: int = 0) -> int:
 
 
 def configs_of(properties: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the topic's own Kafka configs in its properties; None if they do not parse."""
+    """Return the topic's own Kafka configs in its properties, empty if there are none; None if they do not parse."""
     try:
         configs: Any = json.loads(properties.get(CONFIGS_PROPERTY, "{}"))
     except (ValueError, TypeError, RecursionError):
@@ -352,6 +358,8 @@ class PulsarTopic:
         return created >= 0 and now_ms - created < _YOUNG_SECONDS * 1000
 
     def is_being_made(self, now_ms: int) -> bool:
-        """Return true if the broker that made the topic may still be setting its policies."""
+        """Return true if the broker that made the topic may still be setting its policies: they are not all set, and
+        the topic is less than 60 seconds old at `now_ms`, by Pulsar's clock.
+        """
         age_ms = now_ms - number(self.properties, CREATED_PROPERTY)
         return UNFINISHED_PROPERTY in self.properties and age_ms < ABANDONED_SECONDS * 1000

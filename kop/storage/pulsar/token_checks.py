@@ -27,9 +27,10 @@ class TokenChecks:
         self._turns = Turns(_AT_ONCE)
 
     async def accepts(self, token: str) -> bool:
-        """Return true if Pulsar lets a client with this token in.
+        """Return true if Pulsar lets a client with this token in, false if it refuses the token. Up to 8 questions are
+        asked at a time.
 
-        BackendError if it cannot be asked, or lets in whoever has any token.
+        BackendError if it cannot be asked, or lets in whoever has any token: a false signature is tried, too.
         """
         async with self._turns.turn():
             if not await self._lets_in(token):

@@ -93,8 +93,8 @@ class Upkeep:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def look_at_ends(self) -> None:
-        """Look at both ends of some logs in turn: retention moves the start, and a tail may wait at a place past which
-        Pulsar moved it.
+        """Look at both ends of 200 attached logs in turn: retention moves the start, and a tail may wait at a place
+        past which Pulsar moved it.
 
         Readers that meet a gap ask by themselves.
         """

@@ -75,8 +75,8 @@ class Cleaner:
     """A function that returns true if no further step shall begin."""
 
     async def clean(self, log: SqliteLog, target: int, now_ms: int) -> bool:
-        """Compact `log` up to the offset `target` in one pass; return false if nothing is due, or if the pass did not
-        end.
+        """Compact `log` up to the offset `target` in one pass, or as far as memory holds the keys of its dirty part;
+        return false if nothing is due, or if the pass did not end.
         """
         if log.deleted or self.closing():
             return False
@@ -176,8 +176,8 @@ def find(
 def _batches_with_headers(
     conn: sqlite3.Connection, segments: Segments, log_id: int, offset: int, end: int
 ) -> tuple[list[tuple[BatchRow, Buffer, BatchHeader]], int]:
-    """Return the next batches of a step, and the offset of the first; without batches, the offset to go on from, which
-    is behind a lost batch.
+    """Return the next batches from `offset` on and before `end`, up to the bytes of one step, with the offset of the
+    first. Without batches, return the offset to go on from, which is behind a lost batch; that one is logged.
     """
     try:
         rows = reader.read_rows(conn, segments, log_id, offset, end, STEP_BYTES)
@@ -198,7 +198,7 @@ def collect(
     conn: sqlite3.Connection, segments: Segments, log_id: int, offset: int, end: int, newest: NewestOffsets
 ) -> tuple[int, bool]:
     """Add the keys of the next batches to `newest`; return the offset reached, and true if there is no memory for more
-    keys.
+    keys. A batch that cannot be read is logged and passed over.
     """
     batches, offset = _batches_with_headers(conn, segments, log_id, offset, end)
     for row, data, header in batches:
@@ -222,7 +222,9 @@ def plan(
     now_ms: int,
     horizon: int,
 ) -> tuple[list[Change], int]:
-    """Clean the next batches, and return those that change, with the offset reached."""
+    """Clean the next batches, without writing anything; return those that change, and the offset reached. A batch that
+    cannot be read is logged and stays as it is. `horizon` is the delete horizon (ms) of new tombstones.
+    """
     changes: list[Change] = []
     batches, offset = _batches_with_headers(conn, segments, log_id, offset, end)
     for row, data, header in batches:

@@ -134,11 +134,13 @@ class SqliteEngine:
     # For handlers and coordinators: see kop.storage.base.Engine.
 
     def log(self, topic_id: UUID, partition: int) -> SqliteLog | None:
-        """Return the log of a partition, or None; the same object each time."""
+        """Return the log of a partition, the same object each time; None if there is no such partition."""
         return self.logs.log(topic_id, partition)
 
     async def reserve_producer_ids(self) -> range:
-        """Reserve a block of producer ids for good."""
+        """Return 1000 producer ids that were never given before, also not before a restart. BackendError if they cannot
+        be written.
+        """
 
         def write(conn: sqlite3.Connection) -> range:
             end: int = conn.execute(
@@ -181,7 +183,9 @@ class SqliteEngine:
 
     @property
     def healthy(self) -> str | None:
-        """None if the last commit succeeded, else the reason why it failed."""
+        """None if the last commit succeeded; else the reason why it failed, or why no more are made: the engine is
+        closed, or one of its threads has ended.
+        """
         return "the storage engine is closed" if self._closed else self.writer.ended or self.writer.failure
 
     @property
@@ -206,7 +210,9 @@ class SqliteEngine:
             self._lock.close()
 
     async def maintain(self, now_ms: int) -> None:
-        """Do all that is due at `now_ms`: retention, deletes, compaction, snapshots, vacuum."""
+        """Do all that is due at `now_ms`: retention, deletes, compaction, vacuum, removal of files of batches.
+        Producers expire by a clock of their own, and snapshots of logs that have changed are stored.
+        """
         await self.maintenance.run(now_ms)
 
     def policies_changed(self) -> None:
@@ -234,7 +240,9 @@ class SqliteEngine:
     # For the parts of the engine.
 
     def _refusal(self, size: int) -> KopError | None:
-        """Return the error for a batch of `size` bytes that cannot be accepted now; None if it can."""
+        """Return KAFKA_STORAGE_ERROR for a batch of `size` bytes that cannot be accepted now, since the engine is
+        closed, one of its threads has ended or too many bytes wait for the disk; None if it can.
+        """
         if self._closed:
             return BackendError("the storage engine is closed")
         if self.writer.ended is not None:
@@ -287,7 +295,9 @@ class SqliteEngine:
                 log.producer_states = stored.producers
 
     def _thread_ended(self, name: str, error: BaseException) -> None:
-        """Refuse batches from now on, because a thread of the engine has ended unexpectedly. Called on that thread."""
+        """Call `ended` of `open_engine`, and refuse batches from now on, because a thread of the engine has ended
+        unexpectedly. Called on that thread.
+        """
         self._ended(name, error)
         try:
             self.loop.call_soon_threadsafe(self.writer.fail, f"the thread {name} has ended: {error!r}")
@@ -342,7 +352,8 @@ class _State:
 def _take_over(
     conn: sqlite3.Connection, path: Path, token: int, kept: Collection[int], lost: LostCommits | None, now_ms: int
 ) -> None:
-    """Make this process the only writer: commits of any other process that opened the file fail from now on.
+    """Make this process the only writer: commits of any other process that opened the file fail from now on. Make the
+    first rows of a new database; note the files that are `kept`, and skip the offsets and producer ids of lost commits.
 
     It is the first commit of a start, and in the write-ahead log it overwrites lost commits.
     """
@@ -441,9 +452,9 @@ async def open_engine(
     """Open the database at `path`, or make it, and start the engine on the running loop.
 
     `policy` gives a topic's effective configs and is asked again after each change of the topic. `ended` is called if a
-    thread of the engine ends unexpectedly; if it returns, the engine takes no more batches, and says so. Sets the
-    process's thread switch interval to `SWITCH_INTERVAL`. Raises BackendError if the file is in use, is not ours, has
-    another schema version or cannot be written.
+    thread of the engine ends unexpectedly; if it returns, the engine takes no more batches, and says so. Lowers the
+    process's thread switch interval to 0.2 ms. Raises BackendError if the file is in use, is not ours, has another
+    schema version or cannot be written.
     """
     settings = settings or SqliteSettings()
     loop = asyncio.get_running_loop()
@@ -484,9 +495,10 @@ def _look_at_log(path: Path, settings: SqliteSettings) -> LostCommits | None:
 def _segments(
     conn: sqlite3.Connection, path: Path, roll_bytes: int, lost: LostCommits | None
 ) -> tuple[Segments, Losses]:
-    """Return the files of large batches beside the database, and the losses among them.
+    """Return the files of large batches beside the database, and the losses that the start has found; batches whose
+    file is missing are counted, and logged.
 
-    BackendError if the files are those of another database.
+    BackendError if the files are those of another database, cannot be listed, or their whole folder is missing.
     """
     folder = schema.segments_of(path)
     try:
@@ -542,7 +554,10 @@ def _fitted(settings: SqliteSettings, directory: Path) -> SqliteSettings:
 
 
 def _lock(named: Path) -> tuple[Path, DatabaseLock]:
-    """Lock the database that a name stands for; returns its real path, beside which its other files lie."""
+    """Lock the database that a name stands for, making its directory if need be; return its real path, beside which its
+    other files lie, and the lock. BackendError if it is a directory, is in use or cannot be written, or if files of
+    batches lie beside a link to it.
+    """
     if named.is_dir():
         raise BackendError(f"cannot open {named}: it is a directory; name a file in it, as sqlite:{named / 'kop.db'}")
     file = Path(os.path.realpath(named))

@@ -122,8 +122,8 @@ class SqliteLog(Partition):
         place: int,
         from_zero: bool = False,
     ) -> None:
-        """Queue a batch for the next commit; `waiter` is told when it is durable. A duplicate waits for its
-        original.
+        """Queue a batch for the next commit; `waiter` is told when it is durable, or at once if it is refused. A
+        duplicate waits for its original.
         """
         refusal = self._context.refusal(header.batch_length) if not self.deleted else self.gone()
         if refusal is not None:
@@ -181,8 +181,8 @@ class SqliteLog(Partition):
         bumps_epoch: bool,
         now_ms: int,
     ) -> asyncio.Future[None]:
-        """Queue the marker that ends a producer's transaction for the next commit; the future ends when it is
-        durable.
+        """Queue the marker that ends a producer's transaction for the next commit; the future ends when it is durable.
+        A marker that was written or queued before is not written again.
         """
         waiter = MarkerFuture()
         states = self.producer_states
@@ -264,7 +264,7 @@ class SqliteLog(Partition):
         return () if self.producer_states is None else self.producer_states.transactions.aborted_between(start, end)
 
     def forget_aborted(self, before: int) -> None:
-        """Forget the aborted transactions that end before an offset, some minutes later: none of their records is
+        """Forget, five minutes later, the aborted transactions that end before an offset: none of their records is
         left.
         """
         transactions = None if self.producer_states is None else self.producer_states.transactions
@@ -272,7 +272,9 @@ class SqliteLog(Partition):
             self._context.loop.call_later(ABORTED_KEPT_SECONDS, transactions.drop_before, before)
 
     def committed(self, entry: QueuedAppend) -> None:
-        """Make a batch that is on disk readable, and tell its waiter that it is durable."""
+        """Make a batch that is on disk readable, also from the tail cache, and tell its waiter that it is durable. If
+        the topic was deleted, the waiter gets UNKNOWN_TOPIC_OR_PARTITION.
+        """
         if entry.token is not None and self.producer_states is not None:
             self.producer_states.commit(entry.token)
             entry.token.owner = None
@@ -288,7 +290,9 @@ class SqliteLog(Partition):
         entry.succeed(AppendResult(entry.base, entry.log_append_time, self.log_start_offset))
 
     def failed(self, entries: Sequence[QueuedAppend], error: KopError) -> None:
-        """Undo all queued batches of the log from the first one of a failed commit on, and tell their waiters."""
+        """Undo all queued batches of the log from the first of `entries` on, as a commit failed, and tell their waiters
+        of `error`.
+        """
         self._roll_back(entries[0].base)
         for entry in entries:
             entry.fail(self.gone() if self.deleted else error)
@@ -309,7 +313,9 @@ class SqliteLog(Partition):
         return None if rows is None else ReadResult(*rows)
 
     async def read(self, offset: int, max_bytes: int, *, min_one: bool, places: bool = False) -> ReadResult:
-        """Return batches from the database, from the one that holds `offset` on."""
+        """Return batches from the database, from the one that holds `offset` on, by the rules of `PartitionLog.read`.
+        CORRUPT_MESSAGE if the first of them is lost.
+        """
         self.check_offset(offset)
         if offset == self.high_watermark:
             return NOTHING_TO_READ
@@ -328,7 +334,9 @@ class SqliteLog(Partition):
         return await self._look_up(reader.max_timestamp)
 
     async def delete_records(self, before_offset: int) -> int:
-        """Move the log start to `before_offset` (-1: the high watermark); return the new log start."""
+        """Move the log start to `before_offset` (-1: the high watermark), durably; return the new log start.
+        OFFSET_OUT_OF_RANGE beyond the high watermark; below the log start nothing changes.
+        """
         before_offset = self.deletable(before_offset)
         if before_offset > self.log_start_offset:
             await self._context.move_start(self, before_offset)
@@ -391,7 +399,9 @@ class SqliteLogTable:
         return list(itertools.chain.from_iterable(self._logs.values()))
 
     def add(self, topic: TopicInfo, log_ids: Sequence[int]) -> None:
-        """Make the logs of new partitions, the last ones of `topic`."""
+        """Make the logs of new partitions, the last ones of `topic`: one for each of `log_ids`, the ids of their
+        rows.
+        """
         logs = self._logs.setdefault(topic.topic_id, [])
         policy = self._policy(topic)
         logs.extend(

@@ -64,11 +64,12 @@ class Losses:
 
 
 def look_at_log(path: Path, *, refuse: bool) -> LostCommits | None:
-    """Return the commits that are lost in the write-ahead log of the database at `path`, which nobody has open; copy a
-    damaged log aside.
+    """Return the commits that are lost in the write-ahead log of the database at `path`, which nobody has open; None if
+    none are. A log with lost commits is copied aside and stays in place; a damaged one of which the database has all is
+    removed.
 
-    Raises BackendError instead if `refuse` is set, or if the database is not consistent without the lost commits: it
-    and its log have not changed then.
+    Raises BackendError instead if commits are lost and `refuse` is set (nothing was copied then), or if the database is
+    not consistent without them. The database and its log have not changed then.
     """
     lost = wal.lost_commits(path)
     if lost is None:
@@ -107,7 +108,7 @@ def kept_files(conn: sqlite3.Connection) -> list[int]:
 
 
 def keep_files(conn: sqlite3.Connection, numbers: Collection[int]) -> None:
-    """Store the numbers of the segment files that are kept."""
+    """Store the numbers of the segment files that are kept, in place of those stored before."""
     if numbers:
         conn.execute("REPLACE INTO meta (key, value) VALUES (?, ?)", (_KEPT, json.dumps(sorted(numbers))))
     else:
@@ -115,7 +116,9 @@ def keep_files(conn: sqlite3.Connection, numbers: Collection[int]) -> None:
 
 
 def skip_what_was_given_out(conn: sqlite3.Connection, lost: LostCommits, ids_of_commit: int, now_ms: int) -> None:
-    """Raise the next offset of each log, and the next producer id, above those that lost commits may have used."""
+    """Raise the next offset of each log above those that lost commits may have used, by an empty batch that covers
+    them; likewise the next producer id, by `ids_of_commit` for each lost commit.
+    """
     conn.execute("UPDATE meta SET value = value + ? WHERE key = 'producer_id.next'", (lost.commits * ids_of_commit,))
     for log_id, last in lost.offsets.items():
         row = conn.execute(
@@ -133,7 +136,9 @@ def skip_what_was_given_out(conn: sqlite3.Connection, lost: LostCommits, ids_of_
 
 
 def _put_aside(path: Path) -> Path:
-    """Copy the damaged write-ahead log of a database aside, unless an earlier start, which was refused, has done so."""
+    """Copy the damaged write-ahead log of a database aside, unless an earlier start, which was refused, has done so;
+    return the copy's path. BackendError if it cannot be copied.
+    """
     log = Path(f"{path}-wal")
     for aside in damaged_logs(path):
         if filecmp.cmp(log, aside, shallow=False):

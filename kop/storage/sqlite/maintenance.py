@@ -148,7 +148,9 @@ class Maintenance:
         """True if the engine is being closed: steps under way end, no further ones begin."""
 
     def start(self) -> None:
-        """Start the background task; the first round looks for what an earlier process left to do."""
+        """Start the background task, unless the settings have it off. Its first round looks for what an earlier process
+        left to do.
+        """
         self._to_remove = dict.fromkeys(self._logs())
         if self._settings.maintain:
             self._task = self._loop.create_task(self._rounds())
@@ -159,7 +161,9 @@ class Maintenance:
         self._wake.set()
 
     def on_committed(self, batches: int, logs: int, size: int) -> None:
-        """Count what was committed, and start the work that becomes due by it, such as a checkpoint or a snapshot."""
+        """Count a commit of so many batches in so many logs, with `size` bytes in the write-ahead log. A checkpoint
+        starts at once if it is due by that; a snapshot comes with the next round, within a second.
+        """
         self._batches += batches
         self._log_places += logs
         self._count_wal(size + int((_COMMIT_PAGES + logs * self._pages_per_log) * self._page_size))
@@ -194,7 +198,9 @@ class Maintenance:
             await self._checkpointer.close()
 
     async def move_start(self, log: SqliteLog, offset: int) -> None:
-        """Move the start of a log to an offset, durably; the rows before it are deleted in the background."""
+        """Move the start of a log up to an offset, durably (never back); the rows before it are deleted in the
+        background.
+        """
         await self._move_starts([(log, offset)])
         self._to_remove[log] = None
         self.wake()
@@ -263,7 +269,7 @@ class Maintenance:
 
     async def _guarded(self, what: str, work: Awaitable[None]) -> None:
         """Await one piece of work, which `what` names. Its failure (a full disk, for example) is logged and does not
-        end the others; it is tried again.
+        end the others; a later round tries it again.
         """
         try:
             await work
@@ -321,7 +327,9 @@ class Maintenance:
                 raise
 
     async def _remove(self, logs: Sequence[SqliteLog]) -> None:
-        """Delete the rows of batches before the log starts."""
+        """Delete the rows of batches before the starts of these logs, step by step, after a snapshot of the logs that
+        need one.
+        """
         by_id = {log.log_id: log for log in logs if not log.deleted}
         todo = [(log.log_id, log.log_start_offset) for log in by_id.values()]
         await self._snapshot([log for log in by_id.values() if log.snapshot_offset < log.log_start_offset])
@@ -335,8 +343,8 @@ class Maintenance:
                 self._count_wal((_COMMIT_PAGES + len(step.sizes)) * self._page_size)
 
     async def _remove_dead(self) -> bool:
-        """Delete the batches of partitions whose topic is gone, then the partitions; return false if some are left to
-        do.
+        """Delete the batches of partitions whose topic is gone, then the partitions, in a bounded number of steps;
+        return false if some are left to do.
         """
         todo = [(log_id, _NO_END) for log_id in await self._threads.run(_dead)]
         for _ in range(DEAD_STEPS):
@@ -437,13 +445,16 @@ class Maintenance:
             self._checkpoint_at = limit
 
     def _learn(self, estimate: int, pages: int) -> None:
-        """Correct the estimate of the bytes that a commit writes by the real size of the write-ahead log."""
+        """Correct the pages that a log's place in a commit is taken to cost: `pages` is the real size of the
+        write-ahead log, `estimate` the bytes that were counted.
+        """
         if self._log_places:
             wrong = (pages - estimate / self._page_size) / self._log_places
             self._pages_per_log = min(1.0, max(0.0, self._pages_per_log + wrong))
 
     async def _clear_segments(self, most_bytes: int | None = None) -> None:
-        """Remove the segment files in which no batch is left, and empty those in which at most half is left.
+        """Remove the segment files in which no batch is left, and those in which at most half is left, after that was
+        moved into the database.
 
         It ends once it has moved `most_bytes`, so that other work has its turn; the next round goes on.
         """
@@ -500,7 +511,9 @@ class Maintenance:
             await self._threads.run(lambda _, segment=segment: self._segments.remove(segment))
 
     async def _vacuum(self, at_least: int | None = None) -> None:
-        """Give free pages of the database back to the file system if there are many; else appends use them again."""
+        """Give free pages of the database back to the file system if there are `at_least` so many; without that, if
+        they are 64 MiB and a quarter of the file. Else appends use them again.
+        """
         free, pages = await self._threads.run(_page_counts)
         step = _VACUUM_BYTES // self._page_size
         for _ in range(_VACUUM_STEPS):
@@ -564,7 +577,9 @@ def _next_removals(
 
 
 def _delete(conn: sqlite3.Connection, step: Removal) -> None:
-    """Delete rows of batches by three statements, however many there are: each may wait for the interpreter's lock."""
+    """Delete the rows of batches of one step, with the aborted transactions that end in them, and take their bytes off
+    the sizes of logs: three statements, however many rows, since each may wait for the interpreter's lock.
+    """
     ids = _places(len(step.ids))
     conn.execute(
         f"DELETE FROM aborted WHERE (log, last_offset) IN (SELECT log, last FROM batch WHERE id IN ({ids}))", step.ids
@@ -578,9 +593,8 @@ def _delete(conn: sqlite3.Connection, step: Removal) -> None:
 
 
 def _sparse(conn: sqlite3.Connection, segments: Segments) -> list[tuple[int, int]]:
-    """Return the segment files that take no more batches, and of which at most half are batches that are wanted.
-
-    Each with the bytes that are left, the emptiest first.
+    """Return the segment files that take no more batches and in which at most half of the bytes are batches that rows
+    still name. Each with the bytes that are left, the emptiest first.
     """
     sizes = segments.complete()
     left = reader.bytes_left(conn) if sizes else {}
@@ -614,7 +628,9 @@ def _store_starts(conn: sqlite3.Connection, rows: Sequence[tuple[int, int]]) -> 
 
 
 def _new_aborted(log: SqliteLog) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield the aborted transactions of logs that are not stored yet."""
+    """Yield, as rows, the aborted transactions of a log whose markers lie behind its last snapshot: those that are not
+    stored yet.
+    """
     states = log.producer_states
     for aborted in () if states is None else states.transactions.aborted_from(log.snapshot_offset):
         yield (

@@ -161,7 +161,9 @@ def read(
     max_bytes: int,
     min_one: bool,
 ) -> list[Buffer]:
-    """Return whole batches up to `max_bytes`, from the one that holds `offset` on, or the next one if that is gone."""
+    """Return whole batches up to `max_bytes` before the high watermark, from the one that holds `offset` on, or the
+    next one if that is gone. With `min_one` the first is taken whatever its size. LostBatchError if the first is lost.
+    """
     count, size = _fitting(conn, log_id, offset, high_watermark, max_bytes, min_one)
     if not count:
         return []
@@ -191,9 +193,8 @@ def read(
 def read_rows(
     conn: sqlite3.Connection, segments: Segments, log_id: int, offset: int, end: int, max_bytes: int
 ) -> list[tuple[BatchRow, Buffer]]:
-    """Return whole batches as `read` does, at least one, each with its row. One more may be read than fits.
-
-    LostBatchError if the first of them is lost.
+    """Return whole batches up to `max_bytes` from `offset` on and before `end`, each with its row; the first whatever
+    its size. It ends before a lost batch; LostBatchError if that is the first.
     """
 
     def query() -> list[tuple[BatchRow, Buffer]]:
@@ -241,7 +242,9 @@ def read_one(conn: sqlite3.Connection, segments: Segments, log_id: int, last: in
 
 
 def _again(query: Callable[[], T]) -> T:
-    """Return the result of a query; run it again if a segment file went between a row and the look into the file."""
+    """Return the result of a query; run it again, up to two times, if a segment file went between a row and the look
+    into the file. LostBatchError if it is still not there.
+    """
     for _ in range(_TRIES - 1):
         try:
             return query()
@@ -360,7 +363,9 @@ def bytes_left(conn: sqlite3.Connection) -> dict[int, int]:
 
 
 def rest_of(conn: sqlite3.Connection, segments: Segments, segment: int, max_bytes: int) -> list[BatchInFile]:
-    """Return some of the batches that are left in a segment file: at least one, and at most one more than fits."""
+    """Return the next batches that are left in a segment file, up to the one that reaches `max_bytes`; none if no batch
+    is left. LostBatchError if one is damaged.
+    """
     rest: list[BatchInFile] = []
     for row_id, base, size, position in conn.execute(
         "SELECT id, base, size, position FROM batch INDEXED BY batch_of_segment WHERE segment = ?", (segment,)

@@ -97,7 +97,9 @@ def segments_of(path: Path) -> Path:
 
 
 def connect(path: Path, *, write: bool, cache_kib: int = 2048) -> sqlite3.Connection:
-    """Open a connection in autocommit mode, for one thread at a time."""
+    """Open a connection in autocommit mode, for one thread at a time. Without `write` it can only read; with it each
+    commit is synced, and no checkpoint comes by itself. `cache_kib` is its page cache in KiB.
+    """
     conn = sqlite3.connect(
         path, isolation_level=None, check_same_thread=False, cached_statements=64, timeout=BUSY_TIMEOUT_MS / 1000
     )
@@ -118,7 +120,7 @@ def connect(path: Path, *, write: bool, cache_kib: int = 2048) -> sqlite3.Connec
 
 def prepare(path: Path) -> sqlite3.Connection:
     """Open the writing connection, and make the schema in a new file. BackendError for a file that is no database of
-    ours, or that has another version of the schema.
+    ours, that has another version of the schema or that cannot be opened, and for a SQLite that is too old.
     """
     if sqlite3.sqlite_version_info < MIN_SQLITE:
         needed = ".".join(map(str, MIN_SQLITE))
@@ -168,7 +170,8 @@ def _check(conn: sqlite3.Connection, path: Path) -> None:
 
 
 def _check_names(conn: sqlite3.Connection, path: Path, *, is_new: bool) -> None:
-    """Raise BackendError if a file with several names (hard links) is opened by another one than the last time.
+    """Raise BackendError if a file has several names (hard links) and is not opened by the one of the last time; a new
+    one may not have several.
 
     The other files of a database go by its name: opened by another one, it is without its write-ahead log.
     """

@@ -112,7 +112,7 @@ class Segments:
         return {number: size for number, size in files.items() if number < current and number not in self.kept}
 
     def remove(self, segment: int) -> None:
-        """Delete a segment file."""
+        """Delete a segment file. Do nothing if it is gone already."""
         self.path(segment).unlink(missing_ok=True)
 
     def path(self, segment: int) -> Path:
@@ -135,8 +135,8 @@ class Segments:
                 pass  # all that was promised is synced, and the descriptor is free all the same
 
     def _give_up(self, end: int) -> None:
-        """Cut off the room behind the last batch, and close the file. On a full disk each attempt to write takes
-        some.
+        """Cut the file that takes batches off behind `end`, where its last batch ends, or remove it if it has none;
+        then close it. On a full disk each attempt to write takes some room.
         """
         if self._file is not None:
             try:
@@ -206,8 +206,8 @@ class Segments:
 
 
 def files_in(folder: Path) -> dict[int, int]:
-    """Return the size in bytes of each segment file in a folder, by its number. OSError if the folder cannot be
-    read.
+    """Return the size in bytes of each segment file in a folder, by its number; none if there is no folder. OSError if
+    the folder cannot be read.
     """
     files: dict[int, int] = {}
     try:

@@ -71,19 +71,27 @@ class SqliteTopics(TopicTable):
     async def create(
         self, name: str, partitions: int, configs: Mapping[str, str], *, internal: bool = False
     ) -> TopicInfo:
-        """Make a topic; TOPIC_ALREADY_EXISTS if the name is taken, INVALID_PARTITIONS for a number below 1."""
+        """Make a topic, durably, and return it; TOPIC_ALREADY_EXISTS if the name is taken, INVALID_PARTITIONS for a
+        number below 1.
+        """
         return await self._change(self._create(TopicInfo(name, new_uuid(), partitions, frozen(configs), internal)))
 
     async def delete(self, topic_id: UUID) -> None:
-        """Delete a topic. Its batches are deleted in the background, also after a restart."""
+        """Delete a topic; UNKNOWN_TOPIC_ID if it does not exist. Its batches are deleted in the background, also after
+        a restart.
+        """
         await self._change(self._delete(topic_id))
 
     async def grow(self, topic_id: UUID, partitions: int) -> TopicInfo:
-        """Raise the number of partitions; INVALID_PARTITIONS if it would not grow."""
+        """Raise the number of a topic's partitions, and return the topic; INVALID_PARTITIONS if it would not grow,
+        UNKNOWN_TOPIC_ID if it does not exist.
+        """
         return await self._change(self._grow(topic_id, partitions))
 
     async def set_configs(self, topic_id: UUID, configs: Mapping[str, str], named: Collection[str] = ()) -> TopicInfo:
-        """Replace the topic's own configs; in force when this returns."""
+        """Replace the topic's own configs, and return the topic; durable and in force when this returns.
+        UNKNOWN_TOPIC_ID if it does not exist.
+        """
         return await self._change(self._set_configs(topic_id, frozen(configs)))
 
     async def differing_configs(self, topic_id: UUID) -> Mapping[str, str]:

@@ -136,8 +136,8 @@ class _Log:
         return last
 
     def lost_behind(self, taken: int, database: int) -> LostCommits | None:
-        """Return the commits that are lost behind the last frame that SQLite takes. `database` is a descriptor of the
-        database file.
+        """Return the commits that are lost behind the first `taken` frames, which SQLite takes; None if there are none
+        but one that a power loss has torn. `database` is a descriptor of the database file.
         """
         commits = 0
         offsets: dict[int, int] = {}
@@ -233,7 +233,9 @@ def offsets_in(page: memoryview) -> Iterator[tuple[int, int]]:
 
 
 def _integers(page: memoryview, start: int) -> list[int] | None:
-    """Return the values of a record with `_INDEX_COLUMNS` integers; None for any other record."""
+    """Return the values of a record that has as many integers as one of the index on batches, and nothing else; None
+    for any other record.
+    """
     size, at = _varint(page, start)
     types: list[int] = []
     while at < start + size:
@@ -250,7 +252,7 @@ def _integers(page: memoryview, start: int) -> list[int] | None:
 
 
 def _varint(page: memoryview, at: int) -> tuple[int, int]:
-    """Return a number in SQLite's format, of up to nine bytes, and the position behind it."""
+    """Return the number in SQLite's format, of up to nine bytes, that begins at `at`, and the position behind it."""
     value = 0
     for number in range(8):
         byte = page[at + number]

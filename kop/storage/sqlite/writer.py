@@ -71,7 +71,9 @@ class Destination(Protocol):
         """Handle that a batch is on disk: it becomes readable, and its waiter is told."""
 
     def failed(self, entries: Sequence[QueuedAppend], error: KopError) -> None:
-        """Undo all queued batches of the log from the first one of a failed commit on."""
+        """Undo all queued batches of the log from the first one of a failed commit on, and tell their waiters of
+        `error`.
+        """
 
     def tell(self) -> None:
         """Call the callbacks of the log, because its high watermark has moved."""
@@ -134,13 +136,13 @@ class QueuedAppend:
         self.followers = [*(self.followers or ()), (waiter, place)]
 
     def succeed(self, result: AppendResult) -> None:
-        """Tell all waiters that the batch is durable."""
+        """Tell the batch's waiter, and those of its duplicates, that it is durable."""
         self.waiter.appended(self.place, result)
         for waiter, place in self.followers or ():
             waiter.appended(place, result)
 
     def fail(self, error: KopError) -> None:
-        """Tell all waiters that the append has failed."""
+        """Tell the batch's waiter, and those of its duplicates, that the append has failed."""
         self.waiter.append_failed(self.place, error)
         for waiter, place in self.followers or ():
             waiter.append_failed(place, error)
@@ -248,7 +250,9 @@ class Writer:
     # On the loop.
 
     def append(self, entry: QueuedAppend) -> None:
-        """Queue a batch. If this raises, the batch is not queued."""
+        """Queue a batch; the thread writes it after this round of the event loop. If this raises, the batch is not
+        queued.
+        """
         if not self._kick_planned:
             # At the end of this round of the loop: requests that came together share a commit.
             self._loop.call_soon(self._kick)
@@ -260,8 +264,9 @@ class Writer:
     def run(self, op: Callable[..., T], *args: Any, transaction: bool = True) -> asyncio.Future[T]:
         """Run `op(connection, *args)` on the writer's connection, after the batches and operations that are queued.
 
-        It has a transaction of its own, durable at the end, unless `transaction` is false. An sqlite3.Error ends the
-        future with BackendError, a KopError of `op` as it is; both undo the changes of `op`.
+        It has a transaction of its own, durable at the end, unless `transaction` is false. The future has its result.
+        An sqlite3.Error ends the future with BackendError, a KopError of `op` as it is; both undo the changes of `op`.
+        BackendError also if the engine is closed.
         """
         future: asyncio.Future[T] = self._loop.create_future()
         if self._stopping or self.ended is not None:
@@ -280,7 +285,9 @@ class Writer:
         return self.run(lambda _: self._segments.close(), transaction=False)
 
     def probe(self) -> asyncio.Future[None]:
-        """Try if a failing disk takes writes again; clear `failure` if it does."""
+        """Try if a failing disk takes writes again, by a small one; clear `failure` if it does. Else the future ends
+        with BackendError.
+        """
 
         def write(conn: sqlite3.Connection) -> None:
             shortage = self._shortage()
@@ -327,8 +334,8 @@ class Writer:
             self._wake.release()
 
     def _call(self, call: Callable[..., None], *args: Any) -> None:
-        """Run a callback of the writer thread on the loop. If it fails, nobody knows what is written and what is
-        not.
+        """Run a callback of the writer thread on the loop. If it fails, nobody knows what is written and what is not:
+        the thread writes nothing more, `ended` is called, and the exception goes on.
         """
         try:
             call(*args)
@@ -417,10 +424,11 @@ class Writer:
             self._group = ()
 
     def _write_beside(self, group: Sequence[QueuedAppend]) -> None:
-        """Write the large batches of a group into a segment file, if they are many bytes together.
+        """Write the large batches of a group into a segment file, if they are many bytes together, and note their
+        places in the entries.
 
-        If that fails they go into their rows, as all do after a failed commit: rows that SQLite refuses leave their
-        batches in a file for nothing.
+        If that fails they go into their rows, as all large batches do for a minute then, and while commits fail: rows
+        that SQLite refuses leave their batches in a file for nothing.
         """
         if self.failure is not None or clock.monotonic() < self._beside_from:
             return
@@ -536,8 +544,8 @@ class Writer:
 
 
 def _split(group: Sequence[QueuedAppend]) -> tuple[list[QueuedAppend], list[QueuedAppend]]:
-    """Return the batches of a group that are written while the disk runs short of space, and those that are not; behind
-    one of these a log takes nothing.
+    """Return the batches of a group that are written while the disk runs short of space, and those that are not.
+    Written are those of internal topics, and ends of transactions, unless a batch before them in the same log is not.
     """
     written: list[QueuedAppend] = []
     lost: list[QueuedAppend] = []

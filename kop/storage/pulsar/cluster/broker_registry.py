@@ -113,7 +113,9 @@ class BrokerRegistry:
 
     @property
     def fresh(self) -> bool:
-        """True if the others were seen in these last seconds; True before this broker joins."""
+        """True if Pulsar told within the last 15 seconds which brokers are attached; also true before this broker
+        joins.
+        """
         # Asked with each commit of offsets; in Python 3.11 it costs a system call to find out which loop runs.
         return self._live is None or self._loop.time() - self._seen < FRESH_SECONDS
 
@@ -129,8 +131,8 @@ class BrokerRegistry:
         return attached and self._live.own_counts(self._loop.time())
 
     def is_live(self, instance: str) -> bool | None:
-        """Return true if the broker of this instance is live; None if it was never seen, as one that has just
-        started.
+        """Return true if the broker whose run has this `instance` is live; false if it is gone, or its id was started
+        anew since. None if that instance was never seen, as one that has just started.
         """
         node_id = self._instances.get(instance)
         if node_id is None:
@@ -147,11 +149,18 @@ class BrokerRegistry:
         return own is None or not brokers or brokers[crc32(key.encode()) % len(brokers)].node_id == own.node_id
 
     def on_change(self, callback: Callable[[], None]) -> None:
-        """Call `callback` after each change of `brokers`."""
+        """Call `callback` from now on after each change of `brokers`, and after a look at them that follows more than 5
+        seconds without one.
+        """
         self._listeners.append(callback)
 
     async def join(self, broker: LiveBroker) -> None:
-        """Register this broker's id. BROKER_ID_NOT_REGISTERED if another live broker has it."""
+        """Register this broker's id, wait until the Pulsar broker shows that to the others, and follow them until
+        `close`.
+
+        BROKER_ID_NOT_REGISTERED if another live broker keeps the id for 12 seconds; PulsarError if Pulsar refuses it,
+        or does not show this broker within 20 seconds.
+        """
         try:
             await self._admin.create_partitioned(self._topic, 1, {})
         except PulsarError as error:
@@ -196,7 +205,9 @@ class BrokerRegistry:
         ]
 
     async def _take_place(self, broker: LiveBroker) -> None:
-        """Open the producer of this broker's id. PulsarError ProducerBusy if another broker has it."""
+        """Open and keep the producer that is named by this broker's id and tells its addresses. PulsarError
+        ProducerBusy if another broker has the name.
+        """
         self._producer = await self._client.open_producer(
             self._partition,
             name=f"{BROKER_PRODUCER}{broker.node_id}",
@@ -217,8 +228,8 @@ class BrokerRegistry:
         )
 
     def _out(self, error: PulsarError) -> None:
-        """Forget this broker's producer, which Pulsar closed, perhaps because credentials ran out. Registration is
-        retried.
+        """Forget this broker's producer, which Pulsar closed, perhaps because credentials ran out. The look at the
+        other brokers, once a second, opens it again.
         """
         self._producer = None
 
@@ -226,7 +237,10 @@ class BrokerRegistry:
         self._reader = None
 
     def announce(self, topic: str) -> None:
-        """Tell the other brokers to look at a topic again. One that misses this sees the change when it lists all."""
+        """Send the other brokers the name of a topic (Pulsar's full name) whose properties have changed, without
+        waiting for that. Nothing is sent before this broker joins, and a failure is only logged: a broker that misses
+        the message sees the change when it lists all topics.
+        """
         if self._producer is None:
             return
         self._publish(Record(0, 0, None, topic.encode())).add_done_callback(self._announced)
@@ -318,8 +332,9 @@ class BrokerRegistry:
             self._live.answered(broker.node_id, answers)
 
     async def _probe_next(self) -> None:
-        """Ask Pulsar for the producer name of the next broker. If Pulsar gives the name away, and that broker does not
-        answer Kafka requests either, it is dead: the others take over at once.
+        """Ask Pulsar for the producer name of the next broker, and give the name back if it is given. The next broker
+        is dead if Pulsar waited more than a second for it in vain, or the list of brokers is not fresh, and it does not
+        answer Kafka requests either: then it is counted, logged and removed from the live ones at once.
         """
         next_one = self._next_one()
         if next_one is None or self._producer is None or self._live is None:
@@ -344,7 +359,9 @@ class BrokerRegistry:
         self._set_brokers(self._live)
 
     def _next_one(self) -> LiveBroker | None:
-        """Return the next broker after this one in a ring by id, so that each is looked after by one other."""
+        """Return the live broker after this one in a ring by id, so that each is looked after by one other; None if
+        there is no other. Brokers that the last list lacked are passed over while the list is fresh.
+        """
         assert self._live is not None
         own, absent = self._live.own.node_id, {broker.node_id for broker in self._live.absent}
         others = [
@@ -353,8 +370,9 @@ class BrokerRegistry:
         return next((other for other in others if other.node_id > own), others[0] if others else None)
 
     async def _look(self, live: LiveBrokers) -> bool:
-        """Ask the Pulsar broker which brokers are attached, and update the live ones; return false if it does not know
-        yet.
+        """Ask the Pulsar broker which brokers are attached, keep their instances, and update the live ones. Return
+        false, with the live ones as they were, if this broker itself is not in the answer: the Pulsar broker does not
+        know all yet. PulsarError if it does not answer.
         """
         asked = self._loop.time()
         stats = await self._admin.stats(self._partition)
@@ -382,7 +400,9 @@ class BrokerRegistry:
         return True
 
     def _set_brokers(self, live: LiveBrokers, *, tell_anyway: bool = False) -> None:
-        """Set `brokers` to the live ones, and call the callbacks if that is a change."""
+        """Set `brokers` to the live ones of `live`. If that is a change it is logged, and the callbacks of `on_change`
+        are called; with `tell_anyway` these are called in any case.
+        """
         self._live = live
         if live.brokers != self.brokers:
             self.brokers = live.brokers
@@ -397,6 +417,8 @@ class BrokerRegistry:
 
 
 def _endpoints(text: str) -> tuple[tuple[str, str, int], ...]:
-    """Return the listeners of a broker that are in a property of its producer."""
+    """Parse the property of a broker's producer that lists its listeners, `name:port:host` with commas between; return
+    name, host and port of each.
+    """
     parts = [item.split(":", 2) for item in text.split(",") if item]
     return tuple((name, host, int(port)) for name, port, host in parts)

@@ -52,8 +52,8 @@ class ClusterTopic:
         await self._admin.set_namespace_retention(self._namespace, FOREVER)
 
     async def open(self) -> str:
-        """Make the topic if it is missing; return the cluster id. BackendError if the id in the topic's properties is
-        malformed.
+        """Make the topic, with a new cluster id, if it is missing; return the cluster id, in URL-safe base64 without
+        padding. BackendError if the topic's properties have no usable id.
         """
         try:
             properties = await self.properties()
@@ -78,7 +78,8 @@ class ClusterTopic:
         return base64.urlsafe_b64encode(cluster_id.bytes).decode().rstrip("=")
 
     async def claim_offsets(self, claim: str) -> None:
-        """Agree with the other brokers on how offsets are made: the first broker on the data decides, for good.
+        """Agree with the other brokers on how offsets are made: the first broker on the data decides, for good. `claim`
+        names the way of this broker, as `index`.
 
         BackendError if another broker has decided otherwise: all of them have to give a record the same offset.
         """
@@ -100,7 +101,9 @@ class ClusterTopic:
         return (await self.properties()).get(STATE_PREFIX + key)
 
     async def put_state(self, key: str, value: str | None) -> None:
-        """Set a small durable value by its key, or remove it with None."""
+        """Set a small durable value by its key, or remove it with None; then tell the other brokers that values may
+        have changed.
+        """
         if value is None:
             await self._admin.remove_property(self.full_name, STATE_PREFIX + key)
         else:
@@ -126,9 +129,11 @@ class ClusterTopic:
         return {key.removeprefix(NAMED_PREFIX) for key in await self.properties() if key.startswith(NAMED_PREFIX)}
 
     async def add_named(self, name: str) -> None:
-        """Keep the name of a topic of another namespace that a client has named."""
+        """Keep the name `tenant/namespace/topic` of a topic of another namespace that a client has named, for all
+        brokers.
+        """
         await self._admin.set_properties(self.full_name, {NAMED_PREFIX + name: "1"})
 
     async def remove_named(self, name: str) -> None:
-        """Forget the name of a topic of another namespace."""
+        """Forget the name of a topic of another namespace, which `add_named` kept."""
         await self._admin.remove_property(self.full_name, NAMED_PREFIX + name)

@@ -87,8 +87,11 @@ class LiveBrokers:
         return [broker for broker in self.brokers if broker.node_id in self._absences]
 
     def snapshot(self, attached: Mapping[int, LiveBroker], now: float) -> bool:
-        """Update the live brokers by a Pulsar broker's list of attached ones; return false if the list tells nothing,
-        since `own` is not in it.
+        """Update the live brokers by a Pulsar broker's list of attached ones at the time `now` (s). Return false if the
+        list tells nothing, since `own` is not in it; then only that is noted.
+
+        A broker that is not in the list stays live until three lists over 3 seconds lacked it, or for 15 seconds if it
+        answers Kafka requests. One that said within the last 10 seconds that it leaves is gone at once.
         """
         if self.own.node_id not in attached:
             self._missed = True
@@ -121,7 +124,10 @@ class LiveBrokers:
         self._attached, self._missed = asked, False
 
     def own_counts(self, now: float) -> bool:
-        """Return true if all others surely count `own`, this broker, as live at the time `now`."""
+        """Return true if all others surely count `own`, this broker, as live at the time `now`: it was known to be
+        attached less than 5 seconds ago (3 if a list lacked it since), and has been for 5 seconds since its last
+        absence.
+        """
         return self._attached is not None and not self._is_away(now) and now - self._back >= BACK_SECONDS
 
     def _is_away(self, now: float) -> bool:
@@ -129,17 +135,23 @@ class LiveBrokers:
         return self._attached is not None and now - self._attached >= limit
 
     def answered(self, node_id: int, answers: bool) -> None:
-        """Record if an absent broker has answered a Kafka request."""
+        """Note that an absent broker has answered a Kafka request, or (`answers` is false) left one unanswered, which
+        decides how long it still counts as live. Nothing happens if the broker is not absent.
+        """
         if (absence := self._absences.get(node_id)) is not None:
             absence.answered |= answers
             absence.silent = 0 if answers else absence.silent + 1
 
     def leaves(self, node_id: int, now: float) -> None:
-        """Remember that a broker said that it stops, so that it is gone with the next snapshot without it."""
+        """Remember that a broker said at the time `now` that it stops: the next list of attached brokers without it,
+        within 10 seconds, removes it.
+        """
         self._leaving[node_id] = now
 
     def is_dead(self, node_id: int) -> None:
-        """Remove a broker at once: it neither answers nor holds its name, as another check has shown."""
+        """Remove a broker other than `own` at once: it neither answers nor holds its name, as some other check has
+        shown.
+        """
         if node_id != self.own.node_id:
             self.brokers = tuple(broker for broker in self.brokers if broker.node_id != node_id)
             self._absences.pop(node_id, None)

@@ -35,8 +35,9 @@ class ProducerIdBlocks:
         """Prepare the topic that ids come from: `partition`, its full name, and `name`, that of the only producer to
         it.
 
-        Each message there reserves a block of ids. `first_id` gives the first id of the block, given the message's
-        position and the number of ids of a block; it is None if the broker's index of the message gives it.
+        Each message there reserves a block of ids. `first_id` returns the first id of the block, given the message's
+        position and the number of ids of a block; if it returns None, the index that the Pulsar broker gave the message
+        decides.
         """
         self._client = client
         self._partition = partition
@@ -51,17 +52,22 @@ class ProducerIdBlocks:
         """True if a log line has said that Pulsar brokers send no times of entries."""
 
     async def start(self) -> None:
-        """Reserve the first block, which shows if the Pulsar brokers send what offsets are made of."""
+        """Reserve a first block, which the next `take` returns. BackendError if the Pulsar brokers do not send what
+        offsets are made of, which this shows.
+        """
         self._spare = await self._take()
 
     async def take(self) -> range:
-        """Return a block of ids that no other broker has or had."""
+        """Return a block of ids that no other broker has or had: once the one that `start` reserved, then a new one
+        each time.
+        """
         block, self._spare = self._spare, None
         return await self._take() if block is None else block
 
     async def _take(self) -> range:
         """Write a message, and return the block of ids that follows from the message's place in the topic, which no
-        other message has.
+        other message has. BackendError if the Pulsar brokers send no index that tells it; PulsarError if the message
+        cannot be written, or is not read back within 10 seconds.
         """
         async with self._opening:  # two writers at once would take the name from each other
             if self._producer is None:

@@ -55,7 +55,9 @@ _NOTHING: Final = transcode.EntryView("", 0, 0, 0, 0, 1, False, 0, 0, False, Fal
 
 
 def view_of(entry: Entry) -> tuple[transcode.EntryView, KopError | None]:
-    """Return an entry's parsed metadata; if it does not parse, an empty one and the reason."""
+    """Return an entry's parsed metadata, and None. If it does not parse, or the entry is damaged: a view that says
+    nothing, and the error for clients.
+    """
     if entry.damaged:
         return _NOTHING, PeerError(entry.damaged, ErrorCode.CORRUPT_MESSAGE)
     try:
@@ -65,8 +67,8 @@ def view_of(entry: Entry) -> tuple[transcode.EntryView, KopError | None]:
 
 
 def place(entry: Entry) -> EntryWithOffsets:
-    """Return an entry with its offsets, from the index that the Pulsar broker gave its last message; it may have
-    none.
+    """Return an entry with its offsets, from the index that the Pulsar broker gave its last message. Without an index
+    both offsets are -1; with metadata that does not parse, the result has the error.
     """
     if entry.index is None:
         return EntryWithOffsets(entry.position, -1, -1, entry, _NOTHING)

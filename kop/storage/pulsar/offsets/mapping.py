@@ -96,7 +96,9 @@ class OffsetMapping(Protocol):
         """
 
     def next_base(self, position: Position, end: int) -> int:
-        """Return the offset of the entry that lies directly behind the log end `end`, in the same ledger."""
+        """Return the base offset of an entry at `position` that lies directly behind the log's last one, in the same
+        ledger; `end` is the log end before it.
+        """
 
     def stored_base(self, position: Position, index: int | None, count: int) -> int:
         """Return the base offset of a stored entry of `count` messages, to the last of which the Pulsar broker gave
@@ -109,44 +111,52 @@ class OffsetMapping(Protocol):
         """Return true if no offset that could hold a record lies between the log end and an entry."""
 
     def skips(self, expected: int, stored: EntryWithOffsets) -> bool:
-        """Return true if entries are missing before this one: retention or Pulsar itself may have skipped them."""
+        """Return true if entries are missing before this one: retention or Pulsar itself may have skipped them.
+        `expected` is the offset at which the next entry was expected.
+        """
 
     def filler(self, first: int, last: int) -> bytes:
-        """Return the batch that stands for a gap where entries are missing; empty if none is needed."""
+        """Return the batch without records that stands for the offsets `first` to `last`, where entries are missing;
+        empty bytes if none is needed.
+        """
 
     def end_filler(self, first: int, last: int) -> bytes:
-        """Return the batch that brings readers over a gap at the end of a compacted log."""
+        """Return the batch without records that brings readers over the offsets `first` to `last` at the end of a
+        compacted log.
+        """
 
     def readable(self, stored: EntryWithOffsets) -> None:
-        """Raise CORRUPT_MESSAGE if an entry's messages have no offsets of their own."""
+        """Raise CORRUPT_MESSAGE, and count that, if an entry's messages have no offsets of their own."""
 
     def append_time(self, stored: EntryWithOffsets) -> int:
         """Return the time at which the Pulsar broker took an entry, in ms, or its publish time."""
 
     def reads_on(self, offset: int, start: int) -> bool:
-        """Return true if a read from an offset before the log start is answered with the records from the start on."""
+        """Return true if a read from an offset before the log start (`start`) is answered with the records from the
+        start on.
+        """
 
     async def locate(self, entries: PartitionEntries, offset: int, back: int) -> Position:
         """Return the position from which a reader meets the entry that holds `offset`, and chunks up to `back` entries
-        before it.
+        before it. An offset before the log start counts as the start.
         """
 
     async def emptied_end(self, entries: PartitionEntries) -> int:
         """Return the log end of a partition without entries."""
 
     def check(self, entries: Sequence[transcode.SendFrame], last: Position) -> None:
-        """Check a batch before it is sent behind `last`. MESSAGE_TOO_LARGE, or KAFKA_STORAGE_ERROR if it can have no
-        offsets.
+        """Check that a batch, which is to be sent as these entries behind the entry at `last`, can have offsets. If
+        not, that is counted and logged, and MESSAGE_TOO_LARGE or KAFKA_STORAGE_ERROR is raised.
         """
 
     def first_id(self, position: Position, count: int) -> int | None:
-        """Return the first of `count` numbers that belong to the entry at `position` alone; None if the index has to
-        tell.
+        """Return the first of `count` numbers that belong to the entry at `position` alone; None if only the index of
+        that entry tells them. BackendError if it can have none.
         """
 
     def closes_ledger(self, position: Position) -> bool:
-        """Return true if the ledger of this entry has to be closed, because it would get more entries than offsets can
-        number.
+        """Return true if the ledger of the entry at `position` has to be closed now, because it would get more entries
+        than offsets can number. If the ledger does not close, it is true again 16,384 entries later.
         """
 
 

@@ -28,7 +28,9 @@ class SparseIndex:
         return len(self._offsets)
 
     def add(self, offset: int, position: Position) -> None:
-        """Remember an entry. One at the same offset is replaced; if there are too many, every second goes."""
+        """Remember the position of an entry, by an offset of it. One at the same offset is replaced; if there are more
+        than 512, every second one goes.
+        """
         at = bisect_left(self._offsets, offset)
         if at < len(self._offsets) and self._offsets[at] == offset:
             self._positions[at] = position
@@ -39,14 +41,14 @@ class SparseIndex:
             del self._offsets[1:-1:2], self._positions[1:-1:2]
 
     def floor(self, offset: int) -> tuple[int, Position] | None:
-        """Return the last known entry before `offset`: a reader that begins there meets the entry that holds it. None
-        if there is none.
+        """Return offset and position of the last known entry before `offset`: a reader that begins there meets the
+        entry that holds `offset`. None if there is none.
         """
         at = bisect_left(self._offsets, offset) - 1
         return (self._offsets[at], self._positions[at]) if at >= 0 else None
 
     def above(self, offset: int) -> tuple[int, Position] | None:
-        """Return the first known entry at or behind `offset`; None if there is none."""
+        """Return offset and position of the first known entry at or behind `offset`; None if there is none."""
         at = bisect_left(self._offsets, offset)
         return (self._offsets[at], self._positions[at]) if at < len(self._offsets) else None
 
@@ -87,7 +89,7 @@ class Ledgers:
 
 
 def ledgers_with_entries(stats: dict[str, Any]) -> list[tuple[int, int]]:
-    """Return the ids of ledgers with their numbers of entries, by Pulsar's internal statistics.
+    """Return the ids of the ledgers that have entries, with the numbers of these, by Pulsar's internal statistics.
 
     While the newest ledger is open, its last entry gives its number.
     """
@@ -102,8 +104,9 @@ def ledgers_with_entries(stats: dict[str, Any]) -> list[tuple[int, int]]:
 def next_probe(
     low: tuple[int, Position], high: tuple[int, Position], offset: int, ledgers: Ledgers, *, halve: bool
 ) -> Position | None:
-    """Return the place to look for `offset` next between two known entries: by proportion or in the middle. None if
-    reading is cheaper.
+    """Return the position to look at next for `offset`, between two known entries, `low` and `high` (offset and
+    position): in the middle with `halve`, else by proportion. None if reading from `low` on is cheaper, because few
+    entries lie between, or if a ledger is gone.
 
     Proportion is right at once if entries are alike; taking turns with the middle bounds the bad cases.
     """

@@ -81,7 +81,9 @@ class OpenBatches:
         """The bytes kept, with an allowance for each batch."""
 
     def keep(self, owner: object, position: Position, data: Buffer) -> None:
-        """Keep a batch; the oldest ones of any partition are dropped to make room."""
+        """Keep the batch of the entry at `position` in the partition of `owner`. The oldest ones of any partition are
+        dropped to make room; this one is, too, if it alone has more bytes than may be kept.
+        """
         self.take(owner, position)
         self._kept[owner, position] = data
         self.size += len(data) + _BATCH_BYTES
@@ -155,7 +157,9 @@ class Append:
         return append
 
     def reserve(self, size: int) -> None:
-        """Tell the waiters that the batch will be decompressed; see `AppendWaiter.reserve`."""
+        """Tell the waiter that the batch will be decompressed to `size` bytes, or to so many fewer than it was told, if
+        below zero. BackendError if the request of the batch has used up its share of such bytes.
+        """
         self.waiter.reserve(size)
 
     def end_as(self, original: Append) -> None:
@@ -170,7 +174,9 @@ class Append:
         return self.header.producer_id >= 0
 
     def has_sequences_of(self, header: BatchHeader) -> bool:
-        """Return true if a batch of the same producer and epoch has the same sequences."""
+        """Return true if this batch and another one of the same producer and epoch have the same first and last
+        sequence.
+        """
         own = self.header
         return (own.base_sequence, own.last_sequence) == (header.base_sequence, header.last_sequence)
 
@@ -180,7 +186,9 @@ class Append:
         return self.base >= 0 and not self.scattered
 
     def lies_at(self, base: int, first: int) -> None:
-        """Set the batch's offset: the entry that begins with its record `first` has the offset `base`."""
+        """Set the batch's offset by one of its entries: the entry that begins with the batch's record number `first`
+        has the offset `base`. If another entry told another offset before, the batch is marked as scattered.
+        """
         base -= first
         if self.base < 0:
             self.base = base
@@ -192,7 +200,12 @@ class Append:
         self.error = without_frames(error)
 
     def end(self, log_start_offset: int) -> None:
-        """Call the waiters with the result, and drop all of the batch but its offset and sequences."""
+        """Tell the waiter the offset, or the error of `refuse`, with the log's start, and drop all of the batch but its
+        offset and sequences; its bytes are given back to the write budget.
+
+        A batch whose entries lie apart has no offset: DUPLICATE_SEQUENCE_NUMBER if it is idempotent. Appends of the
+        same batch, which its client sent again, end likewise.
+        """
         error = self.error
         self.budget.give_back(len(self.batch))
         self.error, self.batch = None, _NOTHING
@@ -310,7 +323,8 @@ class InFlightEntry(PendingEntry):
     def stored_range(self) -> tuple[int, int]:
         """The sequence id and the number of the records of which an earlier copy is looked for.
 
-        They are the whole batch if all of that was stored before: it may have been split otherwise then.
+        They are those of the entry; if it was sent again to learn if Pulsar has a copy, those of its whole batch, which
+        may have been split otherwise when it was stored.
         """
         if self.sent_again:
             return self.sequence_id - self.first, self.append.header.last_offset_delta + 1
@@ -446,13 +460,16 @@ class Appends:
     # --- what becomes of an entry
 
     def stored(self, stored: Sequence[StoredEntry]) -> None:
-        """Handle receipts: place the entries whose offsets follow from them."""
+        """Handle receipts: place the entries whose offsets follow from them, and end the append of a batch with its
+        last entry. Other entries are kept until the tail or a question to Pulsar tells their offsets.
+        """
         chained = self._chain_together(stored)
         for entry, position in stored[chained:]:
             self._stored_apart(entry, position)
 
     def _chain_together(self, stored: Sequence[StoredEntry]) -> int:
-        """Place entries that follow one another directly behind the log's end; return their number.
+        """Place as many of the first of these entries as follow one another directly behind the log's end, and end
+        their appends; return their number.
 
         It does for them together what `_stored_apart` does for each, in the case of nearly all.
         """
@@ -486,18 +503,24 @@ class Appends:
         return len(placed)
 
     def place_directly(self, ledger: int, placed: Sequence[PlacedFields]) -> None:
-        """Place entries that directly follow the log's last one and each other, so that their offsets are known."""
+        """Place entries of a ledger that directly follow the log's last one and each other, so that their offsets are
+        known. While the tail runs, these offsets are kept, to be compared with those of the entries that it brings.
+        """
         if self.verified_by_tail:
             self._unverified += [(Position(ledger, entry), last) for entry, last, _, _ in placed]
         self._log.place(ledger, placed)
 
     @property
     def places_directly(self) -> bool:
-        """True if an entry directly behind the log's last one has its offset by its place; see `place_directly`."""
+        """True if an entry of this broker directly behind the log's last one has its offset by its place, and no entry
+        waits for its offset; see `place_directly`.
+        """
         return not self._stored and self._mapping.dense and self._may_chain()
 
     def _stored_apart(self, entry: InFlightEntry, position: Position) -> None:
-        """Handle one receipt: place its entry, and those that waited for it, if their offsets follow from that."""
+        """Handle one receipt: place its entry, and those that waited for it, if their offsets follow from that.
+        Otherwise the entry is kept, and the tail has to tell its offset, or Pulsar is asked for it.
+        """
         if entry.done:
             return
         entry.is_stored = True
@@ -517,9 +540,10 @@ class Appends:
                 self._loop.call_soon(self._look_at_gap)
 
     def _look_at_gap(self) -> None:
-        """Let the tail bring the missing entries, once all receipts of one read of the socket were handled.
+        """Let the tail bring the missing entries, if any entry still waits for its offset once all receipts of one read
+        of the socket were handled; if the tail is late, Pulsar is asked.
 
-        They come producer by producer, so that a later entry may get its receipt before an earlier one.
+        Receipts come producer by producer, so that a later entry may get its receipt before an earlier one.
         """
         self._met_gap = False
         if self._stored:
@@ -551,13 +575,15 @@ class Appends:
         return None
 
     def failed(self, entry: InFlightEntry, error: KopError) -> None:
-        """Fail the append of an entry that was refused, or of which nobody knows if it is stored."""
+        """Fail the append of an entry that was refused, or of which nobody knows if it is stored: its client is told
+        `error` once all entries of the batch have ended. Nothing happens to an entry that has ended.
+        """
         if not entry.done:
             entry.append.refuse(error)
             self._done(entry)
 
     def fail_all(self, error: KopError) -> None:
-        """Fail the entries that are stored and have no offset: the topic is gone, or the engine closes."""
+        """Fail the entries that are stored and have no offset with `error`: the topic is gone, or the engine closes."""
         entries = [*self._stored.values(), *self._duplicates]
         self._stored.clear()
         self._duplicates.clear()
@@ -585,7 +611,9 @@ class Appends:
             append.end(self._log.log_start_offset)
 
     def _give_up(self, entry: InFlightEntry, text: str) -> None:
-        """Fail an entry whose offset was not found in time. The client sends it again, and may get the offset then."""
+        """Fail an entry whose offset was not found in time with REQUEST_TIMED_OUT and the reason `text`, and count
+        that. The client sends it again, and may get the offset then.
+        """
         self._count(Fault.OFFSETS_UNKNOWN_NOT_FOUND_IN_TIME)
         self.failed(entry, BackendError(f"{self._log.title}: {text}", ErrorCode.REQUEST_TIMED_OUT))
 
@@ -621,7 +649,10 @@ class Appends:
         self._place(entry, position, base, -1)
 
     def follow(self) -> None:
-        """Give offsets to waiting entries that directly follow an entry with a known offset."""
+        """Give offsets to waiting entries that directly follow an entry with a known offset, and answer them. Those
+        that directly follow the log's end are placed, up to the first one of a transaction; those behind it are
+        answered only.
+        """
         log = self._log
         while self._stored:
             last = log.last_position
@@ -653,7 +684,7 @@ class Appends:
             self._answer(entry, position, base, -1)
 
     def tail_pauses(self) -> None:
-        """Expect no entries from the tail, which pauses, until `tail_goes_on`."""
+        """Expect no entries from the tail, which pauses, until `tail_goes_on`; told offsets are not compared then."""
         self.verified_by_tail = False
         self._unverified.clear()
 
@@ -681,8 +712,9 @@ class Appends:
     # --- the tail's word
 
     def verify(self, tail_entry: EntryWithOffsets) -> None:
-        """Compare the offset of an entry that the tail brought with the one that the chain gave it; detach the log if
-        they differ.
+        """Compare the offset of an entry that the tail brought with the one that this broker told for it, if it told
+        one; detach the log, with a log line, if they differ. Placed entries that the tail left out are counted as a
+        fault.
         """
         while self._unverified and self._unverified[0][0] < tail_entry.position:
             self._unverified.popleft()
@@ -703,14 +735,16 @@ class Appends:
 
     def kept(self, tail_entry: EntryWithOffsets) -> Buffer | None:
         """Return the batch of this broker's entry that the tail brought, in the bytes that the client sent, if they are
-        kept; else None.
+        kept and the offset that was told is right; else None. In any case they are not kept any more.
         """
         position = tail_entry.position
         data = self._open_batches.take(self, position)
         return data if self._answered.get(position) == tail_entry.last else None
 
     def at(self, tail_entry: EntryWithOffsets) -> InFlightEntry | None:
-        """Return this broker's entry that the tail brought, if its receipt came before; else None."""
+        """Return this broker's entry that the tail brought, if its receipt came before and it still waits for its
+        offset, and let it wait no longer; else None. If its offset was told already, that is compared as by `verify`.
+        """
         self._verify_answer(tail_entry)
         return self._stored.pop(tail_entry.position, None)
 
@@ -744,8 +778,10 @@ class Appends:
         return True
 
     def settle_apart(self, entry: InFlightEntry, tail_entry: EntryWithOffsets, end: int) -> None:
-        """Answer an entry of this broker that the tail brought, as `brought` does, but without placing it; `end` was
-        the log end before it.
+        """Answer an entry of this broker that the tail brought, but do not place it; `end` was the log end before it.
+
+        If its records have no offsets of their own there, the append of an idempotent producer ends without an offset
+        (DUPLICATE_SEQUENCE_NUMBER), any other one fails.
         """
         if entry.done:
             return
@@ -792,7 +828,8 @@ class Appends:
 
     def _answer(self, entry: InFlightEntry, position: Position, base: int, append_time: int) -> None:
         """Answer an entry of this broker, whose offset is known, without placing it: the log does not end behind it
-        yet.
+        yet. The offset is kept until the tail brings the entry, to be compared, and so are the bytes of a batch of a
+        transaction.
         """
         log = self._log
         if log.attached and position > log.last_position and len(self._answered) < _MOST_UNVERIFIED:
@@ -810,7 +847,9 @@ class Appends:
         self._timer = self._loop.call_later(self._patience(position, self._loop.time()), self._tail_was_late)
 
     def _patience(self, position: Position, now: float) -> float:
-        """Return the seconds for which the tail may still bring an entry before Pulsar is asked; 0 if it will not."""
+        """Return the seconds for which the tail may still bring an entry before Pulsar is asked: 0.1, or 0 if the tail
+        will not bring it, or was late for other entries within the last second.
+        """
         log = self._log
         entry = self._stored.get(position)
         brings = log.attached and position > log.last_position and not (entry is not None and entry.in_transaction)
@@ -822,7 +861,9 @@ class Appends:
             self._asking = self._loop.create_task(self._ask())
 
     async def _ask(self) -> None:
-        """Ask Pulsar for the offsets of entries, again and again, until no entry waits for the tail any more."""
+        """Ask Pulsar for the offsets of entries, again and again, until no entry waits for its offset any more. An
+        entry that has waited for 10 seconds fails.
+        """
         backoff = Backoff(0.05, 1.0)
         try:
             while self._stored:
@@ -844,7 +885,9 @@ class Appends:
             self._asking = None
 
     def _due(self, now: float) -> list[tuple[Position, InFlightEntry]] | float:
-        """Return the entries to ask Pulsar about now, the oldest first, or the seconds until there is one."""
+        """Return up to 8 entries to ask Pulsar about at the time `now`, the oldest first, or the seconds until there is
+        one. Entries whose offsets follow from the answer for another one are left out.
+        """
         chained = not self._log.policy.log_append_time
         due: list[tuple[Position, InFlightEntry]] = []
         soonest = LATE_TAIL_SECONDS
@@ -860,7 +903,9 @@ class Appends:
         return due[:_ASK_AT_ONCE] or soonest
 
     def fenced(self, position: Position) -> None:
-        """Ask for the offset of a stored fence of this broker: those of the batches behind it follow from it."""
+        """Ask Pulsar in the background for the offset of a stored fence of this broker: those of the batches behind it
+        follow from it. Nothing is asked if the log is not attached, or of more than 8 fences at a time.
+        """
         log = self._log
         if log.attached and not log.policy.log_append_time and len(self._asking_fences) < _ASK_AT_ONCE:
             self._asking_fences[position] = self._loop.create_task(self._ask_fence(position))
@@ -915,7 +960,7 @@ class Appends:
 
     def find_again(self, append: Append, producer: EntryProducer, sequence_id: int) -> None:
         """Search for a batch that is stored under this sequence id, and whose offset was not found in time the last
-        time.
+        time; the append ends with the result. If the same search is under way it ends as that one.
         """
         count = append.header.last_offset_delta + 1
         asked = self.searched(producer.name, sequence_id, count)
@@ -929,8 +974,9 @@ class Appends:
         self.duplicate(entry, old=True)
 
     async def is_stored(self, producer_name: str, sequence_id: int, *, hidden: bool) -> bool:
-        """Return true if a record with this producer name and sequence id is among the last entries of the log; for
-        `hidden` see `Wanted`. PulsarError or KopError if the entries cannot be read.
+        """Return true if a record with this producer name and sequence id is among the last entries of the log.
+        `hidden`: it is of a transaction, so that readers may not get it. PulsarError or KopError if the entries cannot
+        be read.
         """
         (stored,) = await self._search([Wanted(producer_name, sequence_id, 1, hidden)])
         return stored.outcome in {Outcome.FOUND, Outcome.OTHERS}

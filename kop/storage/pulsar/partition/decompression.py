@@ -34,8 +34,8 @@ class DecompressionTurns:
 
     @property
     def is_over(self) -> bool:
-        """True if this turn of the loop has done its share of decompressing: further batches have to wait for the next
-        turn.
+        """True if this turn of the loop has done its share of decompressing, 16 MiB: further batches have to wait for
+        the next turn.
         """
         return self._bytes >= MOST_AT_ONCE
 
@@ -69,8 +69,9 @@ class DirectCodecs:
         self._turns = turns
 
     def inflated(self, batch: bytearray, codec: int, most: int) -> Buffer | None:
-        """Return the records of a compressed batch. None if the ordinary path has to look at it: they are damaged, more
-        than `most` bytes, or this turn of the loop has inflated its share.
+        """Return the decompressed records of a batch, and count their bytes in this turn of the loop. None if the
+        ordinary path has to look at the batch: it is damaged, its records have more than `most` bytes, or this turn has
+        inflated its share.
         """
         if self._turns.is_over:
             return None
@@ -82,5 +83,7 @@ class DirectCodecs:
         return records
 
     def deflated(self, codec: int, payload: bytes) -> tuple[int, bytes]:
-        """Return the payload of an entry in a batch's codec, and Pulsar's number of that codec."""
+        """Compress the payload of an entry in a batch's codec, by Kafka's number; return Pulsar's number of that codec,
+        and the compressed payload.
+        """
         return transcode.deflated(codec, payload)

@@ -121,8 +121,11 @@ class DirectBatches:
         return self.writer.oldest
 
     def received(self, receipts: Sequence[Receipt]) -> int:
-        """Place the entries that follow in the log, and answer them; return the number of receipts handled, as
-        `DirectEntries.received` does.
+        """Place the entries of receipts that follow in the log, and answer their clients. If entries of others have to
+        come first, the receipts are kept and `park` is called for them.
+
+        Return the number of receipts handled or kept. If that is not all, everything goes the ordinary way by then, and
+        the rest are for that.
         """
         if self._parked:
             self._parked += receipts
@@ -138,7 +141,9 @@ class DirectBatches:
         return len(receipts) if self.writer.open else taken
 
     def go_on(self) -> None:
-        """Handle the receipts that wait, because the log ends directly before the first one's entry now."""
+        """Handle the receipts that wait, because the log ends directly before the first one's entry now. If entries of
+        others lie before the rest, it waits again; if something unusual lies there, all batches go the ordinary way.
+        """
         parked = self._parked
         while parked and self.writer.open:
             more = self._take_together(parked)
@@ -167,7 +172,7 @@ class DirectBatches:
 
     def _take(self, receipts: Sequence[Receipt]) -> int:
         """Place the entries of receipts that follow in the log, also those that follow after others were placed between
-        them.
+        them; return the number of receipts used.
         """
         taken = 0
         while taken < len(receipts) and self.writer.open:
@@ -225,8 +230,8 @@ class DirectBatches:
         return position <= self._log.last_position
 
     def _look_at_rate(self, taken: int, now: float, waited: float) -> bool:
-        """Return true if a publish rate of Pulsar holds the entries back: then their answers need a throttle time,
-        which the ordinary path gives.
+        """Tell the throttle of `taken` receipts that came after `waited` seconds each. Return true if a publish rate of
+        Pulsar holds the entries back: then their answers need a throttle time, which the ordinary path gives.
         """
         held_back = False
         for _ in range(taken):
@@ -234,7 +239,9 @@ class DirectBatches:
         return held_back
 
     def hand_over(self) -> HandedEntries:
-        """Stop for good, and return the entries and receipts that compiled code has."""
+        """Stop for good, have `take_over` make entries of the batches without a receipt, and return these entries, the
+        receipts that wait, and the highest sequence id that was sent.
+        """
         stored, under_way = self.writer.hand_over()
         handed = HandedOver(
             self.writer,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def direct_budget(most: int) -> DirectBudget | None:
-    """Return the bound on the bytes of batches that compiled code holds; None without the compiled module."""
+    """Return a bound of `most` on the bytes of batches that compiled code holds; None without the compiled module."""
     native = compiled_only()
     if native is None:
         return None
@@ -41,11 +41,11 @@ def direct_writer(
     next_sequence: int,
 ) -> DirectWriter | None:
     """Return a compiled writer for the producer with that number on its connection, and that name. None without the
-    compiled module.
+    compiled module, or if `outgoing` is not compiled.
 
     `size_limit` tells by `surely_taken` how large an entry may be, `max_size` is the connection's limit. A compressed
-    batch may inflate to `most_inflated` bytes. `epoch` is that of an idempotent producer; then `next_sequence` is
-    without it.
+    batch may inflate to `most_inflated` bytes. `epoch` is that of an idempotent producer, whose `next_sequence` is then
+    given without the epoch; None for the broker's own producer.
     """
     native = compiled_only()
     if native is None or not isinstance(outgoing, native.Outgoing):

@@ -30,7 +30,7 @@ class EndedTransactions:
         """The times at which they ended, the oldest first."""
 
     def add(self, txn: TxnId) -> None:
-        """Add a transaction whose end is decided."""
+        """Add a transaction whose end is decided. It is kept for 120 seconds."""
         now = self._clock()
         self._ended.pop(txn, None)
         self._ended[txn] = now
@@ -38,5 +38,7 @@ class EndedTransactions:
             del self._ended[oldest]
 
     def __contains__(self, txn: EntryTransaction) -> bool:
-        """Return true if the transaction that a batch belongs to has ended."""
+        """Return true if this broker learned within the last 120 seconds that the transaction that a batch belongs to
+        ends.
+        """
         return TxnId(txn.most, txn.least) in self._ended

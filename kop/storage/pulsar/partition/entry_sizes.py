@@ -59,7 +59,8 @@ class EntrySizeLimit:
 
     @property
     def surely_taken(self) -> int:
-        """The bytes of metadata and payload that Pulsar accepts even if the limit was lowered after the last answer.
+        """The bytes of metadata and payload that Pulsar accepts even if the limit was lowered after the last answer: an
+        eighth of the limit, but 16 KiB if that is more or the limit is not known, and never more than the limit.
 
         A topic that had no limit is not expected to get one while entries are on their way. An entry beyond the limit
         is refused, however small that is.
@@ -70,14 +71,18 @@ class EntrySizeLimit:
         return max((min(least, self.bytes) if self.bytes else least) - ENTRY_FRAMING, 0)
 
     async def learn(self) -> None:
-        """Ask Pulsar for the limit, unless there is a fresh answer. If it does not answer, the last answer stays."""
+        """Ask Pulsar for the limit, unless it was asked within 30 seconds, and wait for the answer. If it does not
+        answer, the last answer stays; no error is raised.
+        """
         if self._asking is not None:
             await asyncio.shield(self._asking)
         elif self._clock() - self._asked >= _FRESH_SECONDS:
             await self._learn(self._begin())
 
     def doubt(self) -> None:
-        """Ask for the limit again in the background: a batch was refused, so somebody may have changed the limit."""
+        """Ask for the limit again in the background, once a second at most: a batch was refused, so somebody may have
+        changed the limit.
+        """
         if self._asking is None and self._clock() - self._asked >= DOUBT_SECONDS:
             self._spawn(self._learn(self._begin()))
 

@@ -177,7 +177,12 @@ class PulsarLog(Partition):
     # --- attach
 
     async def attach(self) -> None:
-        """Learn the log's bounds and follow its tail. Errors are KopErrors; the next call tries again."""
+        """Learn the log's bounds from Pulsar and follow its tail, unless that is done already. Calls at the same time
+        share the work.
+
+        Waits 25 seconds at most, one second after another request waited in vain; the work goes on after that. Errors
+        are KopErrors; the next call tries again.
+        """
         self._in_demand = True
         while not self.attached:
             if self.deleted:
@@ -196,7 +201,9 @@ class PulsarLog(Partition):
 
     @property
     def _wait_seconds(self) -> float:
-        """The seconds for which a request that comes now waits: the full time for coordinators, who hold up nobody."""
+        """The seconds for which a request that comes now waits for the log to attach: 25, or 1 if another one waited in
+        vain since it was attached. For coordinators, who hold up nobody, always 25.
+        """
         return LATE_WAIT_SECONDS if self._late and not self.topic.internal else WAIT_SECONDS
 
     def _waited_in_vain(self) -> KopError:
@@ -289,7 +296,9 @@ class PulsarLog(Partition):
         )
 
     async def check_exists(self) -> None:
-        """Raise UNKNOWN_TOPIC_OR_PARTITION if the topic is gone: subscribing or producing would bring it back."""
+        """Raise UNKNOWN_TOPIC_OR_PARTITION if the topic is gone, being deleted, or not made yet: subscribing or
+        producing would bring it back. PulsarError if Pulsar does not answer.
+        """
         if self.deleted:
             raise self.gone()
         if not await self.services.may_attach(self):
@@ -301,7 +310,9 @@ class PulsarLog(Partition):
         await self.services.confirm(self, producer)
 
     def tail_lost(self, error: PulsarError | KopError, why: Fault = Fault.TAIL_LOST_FAILED) -> None:
-        """Detach, because the tail cannot go on. The log attaches again when somebody asks for it the next time."""
+        """Detach, because the tail cannot go on; this is logged, and counted as `why`, unless an outage of Pulsar is
+        the cause. The log attaches again when somebody asks for it the next time.
+        """
         if self.deleted:
             self.detach(self.gone())
             return
@@ -344,9 +355,13 @@ class PulsarLog(Partition):
         place: int,
         from_zero: bool = False,
     ) -> None:
-        """Send a batch to Pulsar; `waiter` is told its offset. The order of calls is kept.
+        """Send a batch to Pulsar in the background; `waiter` is told its offset or the error, with `place`, maybe
+        before this returns. The order of calls is kept. `from_zero`: the producer begins each of its epochs at sequence
+        0.
 
-        Batches wait while the log attaches for the first time. Later they do not: Pulsar tells their offsets.
+        Batches wait while the log attaches for the first time. Later they do not: Pulsar tells their offsets. Refused
+        at once is a batch for which memory lacks room, one to a log that another broker leads, and one of a transaction
+        that this log does not know.
         """
         self._in_demand = True
         budget = self.services.write_budget
@@ -388,7 +403,9 @@ class PulsarLog(Partition):
         return self._producers.direct_writer(header)
 
     def end_direct(self) -> None:
-        """Make all batches go to `submit` from now on, until `direct_writer` is called the next time."""
+        """Make all batches go to `submit` from now on, until `direct_writer` is called the next time; those that
+        compiled code has sent get their results all the same.
+        """
         self._producers.end_direct()
 
     def in_transaction(self, producer_id: int, producer_epoch: int) -> bool:
@@ -398,42 +415,60 @@ class PulsarLog(Partition):
         return self._producers.in_transaction(producer_id, producer_epoch)
 
     def join_transaction(self, producer_id: int, producer_epoch: int, storage_transaction: bytes) -> None:
-        """Write transactional batches of that producer id and epoch into this Pulsar transaction from now on."""
+        """Write transactional batches of that producer id and epoch into the Pulsar transaction that
+        `storage_transaction` names (`transaction_name`) from now on. Nothing happens if it names none.
+        """
         txn = transaction_of(storage_transaction)
         if txn is not None:
             self._producers.join(producer_id, producer_epoch, txn)
 
     async def nobody_else_writes(self, producer_id: int) -> bool:
-        """Return true if no other broker has the Pulsar producer of a producer id; see `PartitionProducers`."""
+        """Return true once no other broker has the Pulsar producer of a producer id; false if Pulsar does not tell. It
+        waits until the name is free, for as long as the caller does.
+        """
         return await self._producers.nobody_else_writes(producer_id)
 
     def fenced(self, position: Position) -> None:
-        """Handle that a fence of this broker is stored at this position: batches of its transaction come behind it."""
+        """Handle that a fence of this broker is stored at this position: its offset is asked for in the background,
+        since batches of its transaction come behind it.
+        """
         self.appends.fenced(position)
 
     async def lead(self, lost: Callable[[], None]) -> None:
-        """Become the only writer of the log, by Pulsar's exclusive producer; see `PartitionLog.lead`."""
+        """Become the only writer of the log, by Pulsar's exclusive producer, and wait until all that others wrote is
+        read. `lost` is called when another broker becomes the writer, or this one's producer fails. KopError or
+        PulsarError if this fails.
+        """
         await self._lease.begin(lost)
 
     @property
     def leads(self) -> bool:
-        """True if this broker surely leads the log now: Pulsar has said so within the last seconds."""
+        """True if this broker surely leads the log now: Pulsar has said so within the last 4 seconds."""
         return self._lease.confirmed
 
     async def verify_lead(self) -> None:
-        """Ask Pulsar if this broker still leads the log."""
+        """Ask Pulsar if this broker still leads the log; `leads` has the answer afterwards. A failure is logged and
+        counted, and raises nothing.
+        """
         await self._lease.make_sure()
 
     async def resign(self) -> None:
-        """Give up the lead of the log."""
+        """Give up the lead of the log, and close its producer, in which batches that wait fail. Do nothing if this
+        broker does not lead it.
+        """
         await self._lease.end()
 
     async def measure(self) -> int:
-        """Return the bytes that Pulsar stores of the partition."""
+        """Return about how many bytes Pulsar stores of the partition: while the log is attached, what it had then and
+        what has come since; else Pulsar is asked, KopError if it does not tell.
+        """
         return self.size_bytes if self.attached else await self.search.size()
 
     async def refresh(self) -> None:
-        """Wait until the log ends behind the entry that is the partition's last one now, whoever wrote it."""
+        """Wait until the log ends behind the entry that is the partition's last one now, whoever wrote it; attach it
+        first if need be. If Pulsar holds the tail back, the end is moved there before the tail comes. KopError if that
+        fails.
+        """
         await self.attach()
         if not self.tail.following:
             raise BackendError(f"the gateway's reader of the end of {self.title} has failed")
@@ -443,7 +478,8 @@ class PulsarLog(Partition):
         await self.attach()  # where the tail was given up
 
     async def _end_behind(self, last: Position) -> None:
-        """Move the log's end behind an entry that the tail brings later. KopError if that fails.
+        """Move the log's end behind an entry that the tail brings later, and drop the cached batches. KopError if that
+        fails.
 
         The tail goes on. Records before the entry are read by readers, as Pulsar lets them.
         """
@@ -461,9 +497,10 @@ class PulsarLog(Partition):
         self.tell_soon()
 
     async def look_at_ends(self) -> None:
-        """Ask if retention has moved the log start, and if the tail goes on.
+        """Ask Pulsar if retention has moved the log start, and move it then; give the tail up, so that the log attaches
+        again when it is needed, if the tail does not go on. KopError if that cannot be found out.
 
-        It does not if Pulsar has moved it past entries, or serves it no more.
+        It does not go on if Pulsar has moved it past entries, or serves it no more.
         """
         await self._look_at_tail()
         if self.may_shrink:
@@ -480,7 +517,9 @@ class PulsarLog(Partition):
             await self.tail.gave_up_unserved()
 
     def _tail_is_late(self) -> None:
-        """Ask for the reason why the tail did not bring an entry in time; now and then, look at once if it goes on."""
+        """Ask in the background for the reason why the tail did not bring an entry in time, and look if it goes on;
+        each every 30 seconds at most.
+        """
         self._delays.late()
         now = self.loop.time()
         if now - self._late_look >= _LATE_LOOK_SECONDS:
@@ -497,7 +536,10 @@ class PulsarLog(Partition):
     # --- the tail
 
     def from_tail(self, stored: EntryWithOffsets) -> None:
-        """Put an entry that the tail read into the log: one that this broker wrote, or somebody else's."""
+        """Put an entry that the tail read into the log: one that this broker wrote, whose client is answered, or
+        somebody else's. If this broker has told the entry's offset already, that is compared. Without an offset of the
+        entry the log detaches.
+        """
         if not stored.has_offsets:
             # What is written now has no offsets. Producers must not be given any, and consumers must get an error.
             self.tail_lost(KopError(INDEX_HELP, ErrorCode.KAFKA_STORAGE_ERROR))
@@ -531,7 +573,9 @@ class PulsarLog(Partition):
         self.appends.follow()
 
     def place(self, ledger: int, batches: Sequence[PlacedFields]) -> None:
-        """Put entries of that ledger, which this broker wrote, behind the log's end."""
+        """Put entries of that ledger, which this broker wrote, behind the log's end, and their bytes into the cache for
+        readers; callbacks for moved bounds follow in the loop's next turn.
+        """
         cache, cached = self._cache, self.tail.cached
         end, latest = self.high_watermark, -1
         self._in_demand = True
@@ -566,8 +610,8 @@ class PulsarLog(Partition):
         self.tell_soon()
 
     def _mark(self, position: Position, last: int) -> None:
-        """Do the work that is due once in so many entries: index it, close a ledger, pause the tail. `last` is the last
-        offset of this entry, the log's last now.
+        """Do the work that is due once in 256 entries: index this one, close a ledger, pause the tail. `last` is the
+        last offset of this entry, the log's last now.
         """
         self._since_mark = 0
         self.search.index.add(last, position)
@@ -623,14 +667,16 @@ class PulsarLog(Partition):
         self.tail.go_on_behind(self._last)
 
     def _clock_runs_ahead(self, ahead: int) -> None:
-        """Store, for all brokers, that a record's timestamp is `ahead` ms in the future: look-ups by time begin
-        earlier.
+        """Keep, in the topic's properties for all brokers, that a record's timestamp is `ahead` ms in the future,
+        rounded up to a power of two: look-ups by time begin so much earlier.
         """
         self.clock_ahead = 1 << ahead.bit_length()
         self.context.spawn(self.services.keep_number(self.topic, self.index, CLOCK_AHEAD, self.clock_ahead))
 
     def learn(self) -> None:
-        """Read the topic's properties again: another broker may have moved the log start, or seen a clock run ahead."""
+        """Move the log start, and the begin of look-ups by time, as the topic's properties say: another broker may have
+        deleted records, or seen a clock run ahead.
+        """
         self.clock_ahead = max(self.clock_ahead, self._kept_number(CLOCK_AHEAD))
         start = self._kept_number(LOG_START)
         if not self.attached or start <= self.log_start_offset:
@@ -656,8 +702,10 @@ class PulsarLog(Partition):
     # --- read
 
     def read_cached(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:
-        """Return the batches that the tail cache, or a reader ahead, has from `offset` on; None if Pulsar has to be
-        read.
+        """Return the batches that the tail cache, or a reader ahead, has from `offset` on, up to `max_bytes`; an empty
+        result at the log's end. None if Pulsar has to be read. OFFSET_OUT_OF_RANGE before the log start.
+
+        With `min_one` the first batch is returned whatever its size.
         """
         self._in_demand = True
         if offset > self.high_watermark and not self.deleted:
@@ -670,7 +718,10 @@ class PulsarLog(Partition):
         return self._readers.at_hand(offset, max_bytes, min_one=min_one) if cached is None else cached
 
     async def read(self, offset: int, max_bytes: int, *, min_one: bool, places: bool = False) -> ReadResult:
-        """Read batches from Pulsar, from the one that holds `offset` on; see `PartitionLog.read`."""
+        """Return batches from the one that holds `offset` on, from memory or from Pulsar, up to `max_bytes`; the log is
+        attached first. With `min_one` the first batch is returned whatever its size; with `places` the result tells
+        where Pulsar keeps the records. Errors are KopErrors, OFFSET_OUT_OF_RANGE among them.
+        """
         await self.attach()
         if offset > self.high_watermark and not self.deleted:
             await self.refresh()
@@ -687,7 +738,8 @@ class PulsarLog(Partition):
         return result
 
     async def refresh_start(self) -> None:
-        """Ask Pulsar for the log's start, since retention takes the oldest ledgers.
+        """Ask Pulsar for the log's start, since retention takes the oldest ledgers, and move the log start there. The
+        log is attached first. Errors are KopErrors.
 
         Callers within a second share an answer.
         """
@@ -732,8 +784,9 @@ class PulsarLog(Partition):
         self.tell()
 
     async def delete_records(self, before_offset: int) -> int:
-        """Move the log start for DeleteRecords; it is kept in a property of the topic, since Pulsar's own trimming goes
-        by ledgers.
+        """Move the log start to `before_offset` (-1: the log's end) for all brokers, and return the log start then. It
+        is kept in a property of the topic, since Pulsar's own trimming goes by ledgers. OFFSET_OUT_OF_RANGE beyond the
+        log's end; below the log start nothing changes.
         """
         await self.refresh()
         before_offset = self.deletable(before_offset)
@@ -744,12 +797,16 @@ class PulsarLog(Partition):
         return self.log_start_offset
 
     async def find_by_time(self, timestamp: int) -> TimestampOffset | None:
-        """Return timestamp and offset of the first record at or after `timestamp` (ms); None if there is none."""
+        """Return timestamp and offset of the first record at or after `timestamp` (ms), up to the partition's end of
+        now; None if there is none. Errors are KopErrors.
+        """
         await self.refresh()
         return await self._look_up(self.search.by_time(timestamp, self.clock_ahead))
 
     async def max_timestamp(self) -> TimestampOffset | None:
-        """Return timestamp and offset of the first record with the largest timestamp; None if no record has one."""
+        """Return timestamp and offset of the first record with the largest timestamp, up to the partition's end of now;
+        None if no record has one. Errors are KopErrors.
+        """
         await self.refresh()
         return await self._look_up(self.search.max_timestamp())
 
@@ -760,7 +817,9 @@ class PulsarLog(Partition):
             raise self.refused(error, f"cannot look up times in {self.title}") from error
 
     def producers(self) -> Sequence[ProducerView]:
-        """Return the idempotent producers that this broker serves now."""
+        """Return the idempotent producers that this broker serves now. Their batches go to `submit` for a while from
+        now on.
+        """
         return self._producers.views()
 
     # --- listeners, upkeep
@@ -776,8 +835,8 @@ class PulsarLog(Partition):
         self.tell()
 
     def check_offset(self, offset: int) -> None:
-        """Raise OFFSET_OUT_OF_RANGE for an offset that cannot be read. A packed offset before the log start may be read
-        on from the start.
+        """Raise OFFSET_OUT_OF_RANGE for an offset that cannot be read, UNKNOWN_TOPIC_OR_PARTITION if the topic is gone.
+        A packed offset before the log start may be read on from the start.
         """
         if offset < self.log_start_offset and self._mapping.reads_on(offset, self.log_start_offset):
             self.check_there()
@@ -785,10 +844,10 @@ class PulsarLog(Partition):
             super().check_offset(offset)
 
     def close_idle(self, now: float, seconds: float) -> None:
-        """Close producers and readers that nobody used for a while, so that another broker may use the producers'
-        names.
+        """Close producers and readers that nobody used for `seconds`, so that another broker may use the producers'
+        names; `now` is the loop's time.
 
-        The tail is closed if nobody asked for the partition for longer still.
+        If nobody asked for the partition for `tail_seconds` of the settings, the log detaches.
         """
         self._producers.close_idle(now, seconds)
         self._readers.close_idle(now, seconds)

@@ -60,8 +60,8 @@ class LogTable(Generic[L]):
         return [log for logs in self._logs.values() for log in logs]
 
     def update(self, topic: TopicInfo, partition_name: Callable[[int], str]) -> None:
-        """Make or update the logs of a topic that is new or changed. `partition_name` returns Pulsar's name of a
-        partition.
+        """Make or update the logs of a topic that is new or changed, and have each read the topic's properties again
+        (`learn`). `partition_name` returns Pulsar's name of a partition.
         """
         logs = self._logs.setdefault(topic.topic_id, [])
         policy = self._policy(topic)
@@ -80,7 +80,7 @@ class LogTable(Generic[L]):
             log.deleted = not undone
 
     def remove(self, topic_id: UUID) -> None:
-        """Remove the logs of a topic that is gone, and close them."""
+        """Remove the logs of a topic that is gone, and close them; `removing` is called with each before."""
         for log in self._logs.pop(topic_id, ()):
             self._removing(log)
             log.remove()

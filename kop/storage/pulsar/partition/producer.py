@@ -174,13 +174,13 @@ class PartitionProducer:
 
     @property
     def idle(self) -> bool:
-        """True if no batch waits in the producer."""
+        """True if no batch waits in the producer, also for its receipt, and the producer is not being opened."""
         waits = self._producer is not None and self._producer.pending
         return not waits and not self._queue and self._opening is None
 
     def find(self, sequence_id: int, count: int) -> InFlightEntry | None:
-        """Return the entry of so many records that has no receipt, or one that says "duplicate" because an earlier one
-        was lost; None if there is none.
+        """Return the entry that begins with this sequence id and has `count` records, if it has no receipt, or one that
+        says "duplicate" because an earlier one was lost; else None.
         """
         sent = self._under_way(sequence_id)
         if sent is not None and sent.count == count:
@@ -219,7 +219,9 @@ class PartitionProducer:
             self._context.client.move_producer(self._producer, lane)
 
     def add(self, append: Append) -> None:
-        """Send a batch, or let it wait until the producer is open."""
+        """Send a batch, or let it wait: until the producer is open, which begins here, behind an entry that Pulsar may
+        refuse for its size, or for its turn to be decompressed. Compiled code gets no more batches.
+        """
         self._used = self._loop.time()
         if self._direct is not None:
             self.end_direct()
@@ -259,7 +261,9 @@ class PartitionProducer:
         await producer.close(drops_connection=self.exclusive and not self._services.counts_as_live())
 
     def fail(self, error: KopError) -> None:
-        """End the producer: every batch that waits in it fails with `error`."""
+        """End the producer for good and call `on_ended`, the first time: every batch that waits in it, or for its
+        receipt, fails with `error`. The producer in Pulsar stays open until `close`.
+        """
         self.end_direct()
         if not self.ended:
             self._refused = error = without_frames(error)
@@ -339,7 +343,8 @@ class PartitionProducer:
         )  # fmt: skip
 
     def _misfit(self, sequences: SequenceWindow) -> PeerError | None:
-        """Return the error if no waiting batch follows on Pulsar's stored sequence; None if one does.
+        """Return the error if no waiting batch follows on Pulsar's stored sequence; None if one does, if none waits, or
+        if the error does not depend on what is stored.
 
         A client that pipelines sends the batch that comes next once more, behind others, if it alone was refused.
         """
@@ -350,8 +355,8 @@ class PartitionProducer:
         return error if error is not None and error.code in _OF_WHAT_IS_STORED else None
 
     def _is_behind(self, producer: Producer) -> bool:
-        """Return true if a client knows of more stored batches than Pulsar's deduplication: docs/quirks.md,
-        "Deduplication forgets while a topic is loaded".
+        """Return true if a client knows of more stored batches than Pulsar's deduplication, which is counted and
+        logged: docs/quirks.md, "Deduplication forgets while a topic is loaded".
         """
         if not self.idempotent:
             return False
@@ -372,6 +377,7 @@ class PartitionProducer:
 
     async def _confirm(self, producer: Producer) -> None:
         """Look at the topic of a producer that was attached just now, and drop those of its entries that are stored.
+        KopError if attaching brought back a topic that is gone.
 
         They are not sent again, since Pulsar's deduplication may have forgotten them (`StoredSequences`).
         """
@@ -385,8 +391,8 @@ class PartitionProducer:
                 self._left(entry)
 
     async def _look_at_end(self) -> None:
-        """Wait until the tail has brought all that is stored now. If that takes too long, Pulsar's deduplication
-        decides alone.
+        """Wait until the tail has brought all that is stored now. If that takes 5 seconds or fails, it is logged, and
+        Pulsar's deduplication decides alone.
 
         Entries behind an open transaction come later, too: Pulsar gives them to no reader before it ends.
         """
@@ -438,20 +444,25 @@ class PartitionProducer:
             pause = min(pause * 2, 0.5)
 
     def _patience(self, holder: str | None) -> float:
-        """Return the seconds that the producer named `holder` has to leave before this one pushes it out."""
+        """Return the seconds that the producer named `holder` has to leave before this one pushes it out: 15 if its
+        broker is live, 0 if it is not, 2.5 if that is not known, or it is a former one of this broker.
+        """
         live = None if holder is None or holder == self.name else self._services.leader_is_live(holder)
         if live is None:
             return UNKNOWN_HOLDER_SECONDS
         return LIVE_HOLDER_SECONDS if live else 0.0
 
     def _refusal(self, error: PulsarError) -> KopError:
-        """Count and log a refusal by Pulsar, and return the error for the client."""
+        """Count and log a refusal by Pulsar, and return the error for the client. If it is a backlog quota, the
+        subscription that is behind is logged, too.
+        """
         if error.code == QUOTA_EXCEEDED:
             self._services.over_quota(self._log.partition_name, self._log.title)
         return self._context.faults.refused(error, Refused.WRITES, f"cannot write to {self._log.title}")
 
     def _send_queued(self) -> None:
-        """Send the batches that wait, in order. A compressed one, and all behind it, may wait for the loop's next turn.
+        """Send the batches that wait, in order, as long as none behind an entry that Pulsar may refuse. A compressed
+        one, and all behind it, may wait for the loop's next turn.
 
         So may batches that waited together, as for a producer that was slow to open: there may be 256 MiB of them.
         """
@@ -607,8 +618,8 @@ class PartitionProducer:
         return writer
 
     def end_direct(self) -> None:
-        """Make all batches go to `add` from now on, and wait here for the receipts of those that compiled code
-        holds.
+        """Make all batches go to `add` from now on, and wait here for the receipts of those that compiled code holds.
+        It may get batches again a second later at the earliest.
         """
         if self._direct is not None and self._producer is not None:
             self._producer.end_direct()
@@ -636,11 +647,15 @@ class PartitionProducer:
         return min(BATCH_MAY_INFLATE, self._log.policy.max_uncompressed_bytes)
 
     def brought_directly(self, stored: EntryWithOffsets) -> bool:
-        """Give compiled code an entry of this producer that the tail brought; see `DirectBatches.brought`."""
+        """Give compiled code an entry of this producer that the tail brought before its receipt came; return true if it
+        was the next one and is placed.
+        """
         return self._direct is not None and self._appends.places_directly and self._direct.brought(stored)
 
     def _take_over(self, handed: HandedOver) -> Sequence[InFlightEntry]:
-        """Take over the entries that compiled code sent, and wait for their receipts here."""
+        """Take over the entries that compiled code sent and the state of its sequences, and wait for the receipts here;
+        return these entries. Compiled code gets no batches for a second.
+        """
         writer, budget = handed.writer, self._services.write_budget
         self._direct = None
         self._direct_from = self._loop.time() + PAUSE_SECONDS
@@ -671,8 +686,8 @@ class PartitionProducer:
         return entries
 
     def settled_sequences(self) -> SequenceWindow | None:
-        """Return the sequence window of an idempotent producer, brought up to the batches that compiled code has
-        settled.
+        """Return the sequence window, with the batches that compiled code has settled; None if the producer is not
+        idempotent, or not open yet. Batches go to `add` from now on.
         """
         self.end_direct()
         return self.sequences
@@ -688,7 +703,9 @@ class PartitionProducer:
         return entry.size > self._path.entry_size_limit.surely_taken
 
     def _check_sizes(self, frames: Sequence[transcode.SendFrame]) -> None:
-        """Raise MESSAGE_TOO_LARGE if the topic's own limit forbids an entry, before the batch takes a sequence."""
+        """Raise MESSAGE_TOO_LARGE if the topic's own limit forbids an entry, before the batch takes a sequence. Pulsar
+        is then asked in the background if the limit has changed.
+        """
         limit = self._path.entry_size_limit
         for made in frames:
             size = made.entry_size + ENTRY_FRAMING
@@ -702,7 +719,9 @@ class PartitionProducer:
                 )
 
     def _check_times(self, append: Append, made: transcode.SendFrame) -> None:
-        """Check the timestamps that the records of a batch have, and correct its header by them."""
+        """Check the timestamps that the records of a batch have, and correct the largest one in its header.
+        INVALID_TIMESTAMP if the topic does not allow them.
+        """
         append.header = checked_times(
             append.batch,
             append.header,
@@ -715,6 +734,7 @@ class PartitionProducer:
 
     def _frames(self, append: Append, first: int, producer_id: int, *, confirm: bool) -> Sequence[transcode.SendFrame]:
         """Encode a batch as SEND frames, in the topic's entry format; its first record has the sequence id `first`.
+        `confirm`: it is sent to learn if Pulsar has a copy, so that it is not split for being there in part.
 
         The bytes to which a compressed batch is decompressed count: BackendError if its request had its share of that.
         """
@@ -745,7 +765,9 @@ class PartitionProducer:
     def _converted(
         self, append: Append, first: int, producer_id: int, max_bytes: int, *, confirm: bool
     ) -> Sequence[transcode.SendFrame]:
-        """Encode a batch as SEND frames for `_frames`; it may be decompressed to `max_bytes` at most."""
+        """Encode a batch that is compressed, or kept as it came, as SEND frames for `_frames`; it may be decompressed
+        to `max_bytes` at most.
+        """
         owner, header = self._log, append.header
         policy, publish_time = owner.policy, clock.wall_ms()
         max_size = self._context.client.max_message_size
@@ -779,7 +801,9 @@ class PartitionProducer:
         )
 
     def received(self, receipts: Sequence[tuple[InFlightEntry, int, int]]) -> None:
-        """Handle receipts of entries: hand stored entries to `Appends`, and look for earlier copies of duplicates."""
+        """Handle receipts of entries: hand stored entries to `Appends`, and look for earlier copies of duplicates. The
+        batches of late entries that a publish rate holds back get their throttle time here.
+        """
         now = self._loop.time()
         stored: list[StoredEntry] = []
         for entry, ledger, number in receipts:
@@ -891,7 +915,7 @@ def checked_times(
     reserve: Callable[[int], None],
 ) -> BatchHeader:
     """Check the timestamps of a batch, the smallest and the largest of which (ms) are given, and return its header.
-    INVALID_TIMESTAMP if the topic does not allow them; see `refuse_times`.
+    INVALID_TIMESTAMP if the topic's limits, from `now_ms` on, do not allow them.
 
     Producers of others leave the largest timestamp of their batches unset. Kafka takes that of the records, and so does
     this, and corrects the header in `batch`: retention aside, look-ups by time go by it. On a LogAppendTime topic

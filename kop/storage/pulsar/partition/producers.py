@@ -59,7 +59,8 @@ class WriterLease:
 
     async def begin(self, lost: Callable[[], None]) -> None:
         """Become the only writer: fence the former holder, by the topic's epoch in Pulsar, then read what it wrote.
-        KopError or PulsarError if that fails. `lost` is called when another broker becomes the writer.
+        KopError or PulsarError if that fails; then this broker holds no lease. `lost` is called when another broker
+        becomes the writer, or the producer fails.
         """
         await self.end()
         await self._attach()
@@ -78,11 +79,15 @@ class WriterLease:
 
     @property
     def confirmed(self) -> bool:
-        """True if this broker surely holds the lease: Pulsar said so lately enough that no other can have taken it."""
+        """True if this broker surely holds the lease: Pulsar said so within the last 4 seconds, so that no other can
+        have taken it.
+        """
         return self.producer is not None and self._context.loop.time() - self.producer.sure_at < SURE_SECONDS
 
     async def make_sure(self) -> None:
-        """Ask Pulsar if this broker still holds the lease. Callers at the same time share the answer."""
+        """Ask Pulsar if this broker still holds the lease, so that `confirmed` tells it. Callers at the same time share
+        the answer; a failure is logged and counted, not raised. Nothing is asked without a lease.
+        """
         if self.producer is None:
             return
         if self._asking is None:
@@ -98,13 +103,15 @@ class WriterLease:
             self._asking = None
 
     async def end(self) -> None:
-        """Give the lease up, and close its producer."""
+        """Give the lease up, and close its producer: batches that wait in it fail. `lost` is not called."""
         producer, self.producer, self._lost = self.producer, None, None
         if producer is not None:
             await producer.close()
 
     def ended(self, producer: PartitionProducer) -> bool:
-        """Handle that a producer accepts no more batches; return true if it was the producer of the lease."""
+        """Handle that a producer accepts no more batches. If it was the producer of the lease, forget the lease, call
+        its `lost`, and return true.
+        """
         if producer is not self.producer:
             return False
         lost, self.producer, self._lost = self._lost, None, None
@@ -138,7 +145,7 @@ class PartitionProducers:
         return all(producer.idle for producer in self._producers.values())
 
     def join(self, producer_id: int, producer_epoch: int, txn: EntryTransaction) -> None:
-        """Write transactional batches of this producer id and epoch into the transaction from now on."""
+        """Write transactional batches of this producer id and epoch into the Pulsar transaction `txn` from now on."""
         self._joined[producer_id] = producer_epoch, txn
         if (producer := self._producers.get(producer_id)) is not None:
             producer.end_direct()  # a batch outside of the transaction has to be refused
@@ -204,7 +211,9 @@ class PartitionProducers:
             pause = min(pause * 2, 0.5)
 
     def direct_writer(self, header: BatchHeader) -> DirectWriter | None:
-        """Return the compiled writer for further batches of this one's producer; None if there is none."""
+        """Return the compiled writer for further batches of the producer of this batch; None if they have to go the
+        ordinary way, as those of a leader or in a transaction have to.
+        """
         if self.lease.producer is not None or header.producer_id in self._joined:  # whatever the batch's own epoch
             return None
         producer = self._producers.get(max(header.producer_id, -1))
@@ -218,8 +227,8 @@ class PartitionProducers:
         return producer is not None and producer.submit_directly(batch, header, waiter, place)
 
     def brought_directly(self, stored: EntryWithOffsets) -> bool:
-        """Give compiled code an entry that the tail brought, and that lies behind the log's end; return false if no
-        producer of this broker waits for it.
+        """Give compiled code an entry that the tail brought, and that lies behind the log's end. Return true if it was
+        the next one of a producer of this broker there, and is placed.
         """
         for producer in self._producers.values():
             if producer.name == stored.info.producer_name:
@@ -227,15 +236,17 @@ class PartitionProducers:
         return False
 
     def _park(self, entry: int, batches: DirectBatches) -> None:
-        """Let batches of compiled code wait for the entries before `entry`, at most until all receipts of this read of
-        the socket were handled.
+        """Let batches of compiled code wait until the log ends directly before the entry with this number, at most
+        until all receipts of this read of the socket were handled.
         """
         if not self._parked:
             self._path.context.loop.call_soon(self._give_up_parked)
         self._parked[entry] = batches
 
     def placed(self) -> None:
-        """Go on with the batches that waited for the log to end at its present end."""
+        """Go on with the batches of compiled code that were parked until the log ends where it ends now; called after
+        each move of the log's end.
+        """
         if self._going_on:
             return
         self._going_on = True
@@ -252,7 +263,7 @@ class PartitionProducers:
 
     def end_direct(self) -> None:
         """Take over what compiled code has under way, and make batches go to the producers' `add`. It lasts until
-        `direct_writer` is called again, `PAUSE_SECONDS` later at the earliest.
+        `direct_writer` is called again, a second later at the earliest.
         """
         for producer in self._producers.values():
             producer.end_direct()
@@ -282,7 +293,9 @@ class PartitionProducers:
             producer.move()
 
     def _ended(self, producer: PartitionProducer) -> None:
-        """Forget a producer that takes no more batches: the next batch gets a new one."""
+        """Forget a producer that takes no more batches, with the transaction of its producer id, or the lease if it was
+        the leader's: the next batch gets a new one.
+        """
         if self.lease.ended(producer):
             return
         for producer_id, known in self._producers.items():
@@ -302,7 +315,9 @@ class PartitionProducers:
             self._path.context.spawn(producer.close())
 
     def views(self) -> Sequence[ProducerView]:
-        """Return the idempotent producers that this broker serves now."""
+        """Return the idempotent producers that this broker serves now, with the sequences of their last batches. Their
+        batches go to `add` from now on.
+        """
         return [
             ProducerView(producer_id, known.epoch, known.last_sequence, known.last_timestamp)
             for producer_id, producer in sorted(self._producers.items())
@@ -310,7 +325,8 @@ class PartitionProducers:
         ]
 
     def close_idle(self, now: float, seconds: float) -> None:
-        """Close producers that took no batch for `seconds`, since another broker may want their names.
+        """Close producers of producer ids that took no batch for `seconds`, since another broker may want their names;
+        `now` is the loop's time. The one for batches without an id stays.
 
         With them, and for producer ids without a batch at all, the transaction that they write in is forgotten.
         """
@@ -323,5 +339,5 @@ class PartitionProducers:
             del self._joined[producer_id]
 
     async def close(self) -> None:
-        """Close all producers. The batches that wait in them fail."""
+        """Close all producers but the leader's. The batches that wait in them fail."""
         await asyncio.gather(*(producer.close() for producer in tuple(self._producers.values())))

@@ -97,7 +97,9 @@ class SequenceWindow:
 
     @property
     def unbroken(self) -> bool:
-        """True if a batch was taken in the producer's epoch, and Pulsar refused none of it."""
+        """True if a batch was taken in the producer's epoch, and Pulsar refused in that epoch no part of a batch, and
+        no whole one that later ones were sent behind.
+        """
         return bool(self._window.batches) and not self._refused and not self._split
 
     @property
@@ -106,7 +108,9 @@ class SequenceWindow:
         return self._last + 1
 
     def known(self, sequence_id: int) -> bool:
-        """Return true if Pulsar had stored, or refused, this sequence id before the window took it."""
+        """Return true if this sequence id, of the window's epoch, is not above what Pulsar had stored when the window
+        began or last refused a batch: Pulsar may have it, or have refused it.
+        """
         return sequence_id >> EPOCH_SHIFT == self.epoch and sequence_id & _MASK <= self._stored
 
     def comes_next(self, header: BatchHeader) -> bool:
@@ -125,7 +129,9 @@ class SequenceWindow:
     def check(self, header: BatchHeader, *, from_zero: bool = False) -> Verdict:
         """Decide if a batch is sent, under which sequence id, or is a duplicate or an error; this changes nothing.
 
-        `from_zero`: a producer of which Pulsar knows nothing begins at sequence 0.
+        `from_zero`: the producer begins each epoch at sequence 0, so that a higher one is out of order if Pulsar knows
+        nothing of the producer. Otherwise such a batch is sent if the window is `complete`, and else
+        UNKNOWN_PRODUCER_ID.
         """
         kind, original, error = self._window.check(header)
         epoch, sequence = header.producer_epoch, header.base_sequence
@@ -176,7 +182,9 @@ class SequenceWindow:
         )
 
     def take(self, header: BatchHeader, sequence_id: int, owner: Any) -> None:
-        """Add a batch, which `check` accepted and which is sent, to the window."""
+        """Add a batch, which `check` accepted and which is sent under this sequence id, to the window. `owner` is what
+        `check` gives for a duplicate of the batch.
+        """
         epoch = header.producer_epoch
         if epoch != self.epoch:
             self._refused.clear()
@@ -230,7 +238,7 @@ class StoredSequences:
         self._highest: dict[str, int] = {}
 
     def __contains__(self, producer_name: str) -> bool:
-        """Return true if a producer of this name has ended, or an entry of it was seen."""
+        """Return true if a producer of this name has ended, or an entry of it was seen. The last 1000 names count."""
         return producer_name in self._highest
 
     def add(self, producer_name: str, sequence_id: int) -> None:

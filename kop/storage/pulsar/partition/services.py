@@ -52,7 +52,9 @@ class PartitionView(Protocol):
         """True if this broker holds the partition's exclusive producer, as far as it knows."""
 
     async def look_at_ends(self) -> None:
-        """Ask if retention has moved the log start, and if the tail goes on."""
+        """Ask Pulsar if retention has moved the log start, and move it then; give up a tail that does not go on, so
+        that the log attaches again when it is needed. KopError if that cannot be found out.
+        """
 
     def close_idle(self, now: float, seconds: float) -> None:
         """Close producers and readers that nobody used for `seconds`; `now` is the loop's time."""
@@ -122,5 +124,5 @@ class PartitionServices:
     """The bound on how often Pulsar is asked if a publish rate holds batches back."""
 
     def __post_init__(self) -> None:
-        """Make the parts that are made of the other ones."""
+        """Make `direct_codecs`, which is made of `decompression`."""
         self.direct_codecs = DirectCodecs(self.decompression)

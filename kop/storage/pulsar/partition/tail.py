@@ -63,7 +63,7 @@ class FollowedLog(Protocol):
         """Put an entry that the tail brought into the log."""
 
     def tail_lost(self, error: PulsarError | KopError, why: Fault = Fault.TAIL_LOST_FAILED) -> None:
-        """Handle that the tail cannot go on: the log has to attach again."""
+        """Handle that the tail cannot go on: the log has to attach again. `why` is counted."""
 
     def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` when the log's bounds move; return the function that ends this."""
@@ -112,8 +112,8 @@ class LogTail:
         return self.stream is not None and not self.stream.closed
 
     async def begin(self, next_offset: int, last: Position) -> None:
-        """Follow the log from the entry behind `last` on. PulsarError or KopError if the stream cannot be opened;
-        BackendError if it ended at once.
+        """Drop what is cached, and follow the log from the entry behind `last` on, whose first offset is `next_offset`.
+        PulsarError or KopError if the stream cannot be opened; BackendError if it ended at once.
 
         The entry of `last` is -1 if there is none: then all entries are read.
         """
@@ -177,7 +177,7 @@ class LogTail:
     # compacted topic, Pulsar's own can: there is one line for each topic, a count for each entry.
 
     def _keyless(self, messages: int) -> None:
-        """Count an entry that has `messages` messages without a key, and warn of it."""
+        """If the topic is compacted, count an entry that has `messages` messages without a key, and warn of it."""
         if self._log.policy.compact:
             self._warn(
                 Fault.COMPACTION_KEYLESS_MESSAGE,
@@ -186,7 +186,9 @@ class LogTail:
             )
 
     def _raw(self) -> None:
-        """Warn of an entry that holds Kafka's batches as they came (kop.entry.format=kafka)."""
+        """If the topic is compacted, count an entry that holds Kafka's batches as they came (kop.entry.format=kafka),
+        and warn of it.
+        """
         if self._log.policy.compact:
             self._warn(
                 Fault.COMPACTION_RAW_BATCH,
@@ -200,11 +202,12 @@ class LogTail:
         faults.tell((topic.topic_id, what), f"topic {topic.name}: {text}")
 
     async def until_end(self) -> Position | None:
-        """Wait until the tail has brought the entry that is Pulsar's last now, or the log has to attach again.
+        """Wait until the tail has brought the entry that is Pulsar's last now. KopError if Pulsar does not tell that
+        entry.
 
-        Returns None then; the log has to, too, if Pulsar names no entry because it serves the tail no more. If Pulsar
-        holds the tail back, the position of that entry: the tail brings it later, which may take for as long as a
-        dispatch rate says. KopError if that fails.
+        Returns None then, and also if the tail is found not to go on, so that the log has to attach again. Returns the
+        position of that entry if Pulsar holds the tail back: the tail brings it later, which may take for as long as a
+        dispatch rate says.
         """
         source, stream = self._source, self.stream
         if stream is None:
@@ -236,13 +239,15 @@ class LogTail:
         return last
 
     def _give_up(self, stream: Stream, why: Fault, text: str) -> None:
-        """Make the log attach again, unless it follows another stream by now."""
+        """Make the log attach again, unless it follows another stream than `stream` by now. The reason `text` is
+        logged, and counted as `why`.
+        """
         if self.stream is stream:
             self._log.tail_lost(BackendError(text), why)
 
     async def gave_up_unserved(self) -> bool:
-        """Make the log attach again if Pulsar serves the tail no more, now and a moment later. Return true if that was
-        done.
+        """Make the log attach again if Pulsar serves the tail no more, now and a moment (3 seconds at most) later.
+        Return true if that was done.
 
         See docs/quirks.md, "A reader is left behind at a topic that was opened anew".
         """
@@ -329,8 +334,8 @@ class LogTail:
             return False
 
     async def _is_read_to(self, stream: Stream, last: Position) -> bool:
-        """Wait until Pulsar has read up to `last` for the tail, and handed out what it read; return true then.
-        PulsarError if Pulsar refuses it or does not answer.
+        """Wait until Pulsar has read up to `last` for the tail, and handed out what it read, or the log follows
+        `stream` no more; return true. PulsarError if Pulsar refuses it or does not answer.
         """
         log = self._log
         undo = log.on_advance(lambda: None)  # so that the tail goes on where it pauses
@@ -343,8 +348,8 @@ class LogTail:
         return True
 
     async def _comes_to(self, stream: Stream, last: Position, seconds: float) -> bool:
-        """Wait until the log ends behind `last`, or follows this stream no more; return false if it does neither in
-        time.
+        """Wait until the log ends behind `last`, or follows this stream no more; return false if it does neither within
+        `seconds`.
         """
         log = self._log
         if log.last_position >= last:
@@ -389,7 +394,9 @@ class LogTail:
         self.drop()
 
     def read_cached(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:
-        """Return the batches in the cache from `offset` on; None if it does not hold that offset."""
+        """Return the batches in the cache from `offset` on, up to `max_bytes`; an empty result while Pulsar is asked if
+        entries are missing at `offset`. None if the cache does not hold that offset.
+        """
         end = None
         gap = next((gap for gap in self._asked_gaps if gap.last >= offset), None)
         if gap is not None:
@@ -406,9 +413,11 @@ class LogTail:
     # --- gaps
 
     def met_gap(self, gap: Gap, filler: Buffer) -> None:
-        """Put `filler` into the cache for the offsets between two entries for which nothing came.
+        """Put `filler` into the cache for the offsets between two entries for which nothing came. If it is empty, drop
+        the cache instead, which must have no holes.
 
-        Pulsar is asked if it moved the tail past entries that are there. If it may have, `ColdReaders` reads.
+        Pulsar is asked in the background if it moved the tail past entries that are there. If it may have, what is
+        cached up to the gap is dropped, and a reader reads it.
         """
         if not filler:
             self.drop_all()

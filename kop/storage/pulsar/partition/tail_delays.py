@@ -92,14 +92,19 @@ class TailDelays:
         """The counts of throttled reads to compare with, and those of `_counted_at`, to compare with later."""
 
     def late(self) -> None:
-        """Ask Pulsar for the reason why the tail did not deliver an entry in time, but only now and then."""
+        """Ask Pulsar in the background, every 30 seconds at most, for the reason why the tail did not deliver an entry
+        in time. The reason is counted and logged; one that lies in a transaction is logged only if it lasts.
+        """
         now = self._clock()
         if now - self._asked >= _ASK_SECONDS:
             self._asked = now
             self._spawn(self._ask())
 
     async def held(self, last: Position) -> bool:
-        """Return true if Pulsar holds `last` back from readers; the reason is logged and counted. False on an error."""
+        """Ask Pulsar if it holds the entry at `last` back from readers; return true if so, false if it does not, or on
+        an error. The reason is counted and logged, but not during an outage; one that lies in a transaction is logged
+        only if it lasts.
+        """
         self._asked = self._clock()
         return await self._ask(last)
 

@@ -40,7 +40,9 @@ class TailDemand:
         self._end = -1
 
     def needed(self, now: float) -> bool:
-        """Note that the tail may bring something that is needed; return true if it was paused and has to go on."""
+        """Note that the tail may bring something that is needed; return true if it was paused and has to go on. After
+        that it needs twice the calm before it pauses again, a minute at most.
+        """
         self._calm_since = now
         if not self.paused:
             return False
@@ -50,7 +52,8 @@ class TailDemand:
 
     def chained(self, now: float, end: int) -> bool:
         """Note that a number of entries followed each other, so that the log ends at `end`, and that nobody waits;
-        return true if the tail pauses now.
+        return true if the tail pauses from now on. It does if they came within 5 seconds, and nothing needed the tail
+        for a second, or for longer if pauses were short.
         """
         quick = now - self._chained_at <= SLOWEST_SECONDS
         self._chained_at = now
@@ -60,8 +63,8 @@ class TailDemand:
         return True
 
     def look(self, now: float, end: int) -> bool:
-        """Look at the log's `end` while the tail pauses; return true if the tail has to go on: nothing was added, or
-        the pause was long.
+        """Look at the log's `end` while the tail pauses; return true if the tail has to go on, and count it as going
+        on: nothing was added since the last look, or the pause took 30 seconds.
         """
         if end == self._end:
             return self.needed(now)

@@ -64,7 +64,7 @@ _log = logging.getLogger(__name__)
 
 def still_to_wait(waited: float, taken: int, left: int) -> int:
     """Return the ms that `left` bytes take at the pace at which `taken` bytes were taken while a batch waited (`waited`
-    seconds).
+    seconds); 1000 at most.
     """
     return min(int(waited * left * 1000 / max(taken, 1)), _MOST_MS)
 
@@ -82,11 +82,12 @@ class RateExceeded:
         """The seconds that late receipts waited together, less those that came in time since."""
 
     def in_time(self) -> None:
-        """Count a receipt that came in time."""
+        """Note a receipt that came in time, which makes up for 0.1 seconds that late ones waited."""
         self.lateness = max(0.0, self.lateness - LATE_SECONDS)
 
     def wants_to_ask(self, now: float, waited: float) -> bool:
-        """Count a receipt that came late, after `waited` seconds; return true if Pulsar has to be asked for the reason.
+        """Count a receipt that came late, after `waited` seconds; return true if Pulsar has to be asked for the reason
+        at the time `now`, because late ones have waited for 2 seconds together.
 
         That is once a second at most, and ever less often if receipts are late for other reasons.
         """
@@ -97,7 +98,9 @@ class RateExceeded:
         return True
 
     def counted(self, count: int, now: float) -> bool:
-        """Note Pulsar's count of rate-limited publishes; return true if a rate begins to hold the partition back."""
+        """Note Pulsar's count of rate-limited publishes; return true if a rate begins to hold the partition back, since
+        the count has grown.
+        """
         before = self.now(now)
         if 0 <= self._count < count:
             self._grew, self._pause = now, ASK_SECONDS
@@ -107,7 +110,9 @@ class RateExceeded:
         return self.now(now) and not before
 
     def now(self, now: float) -> bool:
-        """Return true if a publish rate holds the partition back at this time."""
+        """Return true if a publish rate holds the partition back at the time `now`: Pulsar's count was seen to grow in
+        the 10 seconds before.
+        """
         return self.within(_HOLDS_SECONDS, now)
 
     def within(self, seconds: float, now: float) -> bool:
@@ -122,7 +127,7 @@ class RateQuestions:
         self._next = float("-inf")
 
     def may_ask(self, now: float) -> bool:
-        """Return true if a question may be asked now, and count it then."""
+        """Return true, and count a question, if one may be asked now: there are 0.25 seconds between two."""
         if now < self._next:
             return False
         self._next = now + BETWEEN_SECONDS
@@ -160,8 +165,8 @@ class PublishThrottle:
 
     @property
     def lane(self) -> str:
-        """The lane of the partition's producers: a connection apart if its rate was exceeded lately; see
-        `Client.open_producer`.
+        """The name of the connection for the partition's producers: one apart if the topic's own rate was exceeded in
+        the last 10 minutes; empty for the usual one. See `Client.open_producer`.
         """
         if not self._own_rate or not self._held.within(_APART_SECONDS, self._context.loop.time()):
             return ""
@@ -173,11 +178,15 @@ class PublishThrottle:
         return self._held.lateness > 0
 
     def holds_back(self, now: float) -> bool:
-        """Return true if a publish rate holds the partition back at this time."""
+        """Return true if a publish rate holds the partition back at the time `now`, by Pulsar's answers of the 10
+        seconds before.
+        """
         return self._held.now(now)
 
     def received(self, now: float, waited: float) -> bool:
-        """Count a receipt that came after `waited` seconds; return true if it was late because of a publish rate."""
+        """Note a receipt that came after `waited` seconds. Return true, and count that, if it was late because of a
+        publish rate. If receipts are late, Pulsar is asked for the reason in the background, now and then.
+        """
         if self._questions is None:
             return False
         if waited <= LATE_SECONDS:
@@ -230,7 +239,9 @@ class BacklogTeller:
         self._repeats = Repeats()
 
     def refused(self, partition_name: str, title: str) -> None:
-        """Log the subscription because of whose backlog a write was refused. The question to Pulsar holds nobody up."""
+        """Log which subscription of a partition is so far behind that a write was refused, when that begins, and every
+        5 minutes while it lasts. Pulsar is asked for it in the background.
+        """
         if self._repeats.say(partition_name, self._context.loop.time()) is not None:
             self._context.spawn(self._tell(partition_name, title))
 

@@ -31,7 +31,9 @@ class WriteBudget:
         self._none_left.set()
 
     def refusal(self, size: int) -> KopError | None:
-        """Return the error for a batch of that size that cannot be accepted now; None if it can."""
+        """Return the error for a batch of that size (bytes) that cannot be accepted now; None if it can. Nothing is
+        counted here.
+        """
         if self._context.closed:
             return BackendError("the storage engine is closed")
         held = self.bytes if self.direct is None else self.bytes + self.direct.used
@@ -57,5 +59,7 @@ class WriteBudget:
             self.direct.closed = True
 
     async def wait_until_empty(self) -> None:
-        """Wait until every batch has its result."""
+        """Wait until every batch that `take` counted has its result. Batches that compiled code holds are not among
+        these.
+        """
         await self._none_left.wait()

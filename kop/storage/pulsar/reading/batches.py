@@ -110,8 +110,8 @@ class Converter:
         on_keyless: Callable[[int], None] | None = None,
         on_raw: Callable[[], None] | None = None,
     ) -> None:
-        """Begin at `next_offset`. `max_message_bytes`: the largest chunked message that is put together, stored and
-        decompressed.
+        """Begin at `next_offset`, or with None at the first entry, whatever its offset. `max_message_bytes`: the
+        largest chunked message that is put together, stored and decompressed.
 
         `on_keyless(messages)` is called with an entry that has so many messages without a key, `on_raw()` with one that
         holds Kafka's batches as they came.
@@ -139,7 +139,9 @@ class Converter:
         """True if a message that is too large here is left to another reader, and is no error yet."""
 
     def feed(self, stored: EntryWithOffsets, data: Buffer | None = None) -> list[Batch]:
-        """Return the batches of an entry: none if it lies before the next offset, otherwise one or two.
+        """Return the batches of an entry: one, and one for a gap before it; an empty list if it lies before the next
+        offset or has no offsets. An entry that cannot be read becomes a batch with its error, which is counted and
+        logged.
 
         `data` is the batch of the entry, if the caller has it.
         """

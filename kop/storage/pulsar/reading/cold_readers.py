@@ -90,7 +90,9 @@ class ColdReader:
         return not self._free.is_set()
 
     def claim(self, offset: int) -> None:
-        """Reserve the reader for one read, while no other uses it, at an offset that it `holds`."""
+        """Reserve the reader for one read, while no other uses it, and have `take` begin at `offset`, which it `holds`.
+        It is not closed for lack of room until `release`.
+        """
         self._free.clear()
         self.share.busy()
         self.wanted = offset
@@ -103,7 +105,7 @@ class ColdReader:
             self._pass()
 
     def release(self, now: float) -> None:
-        """Let other reads use the reader; `now` is the loop's time."""
+        """Let other reads use the reader, and let it be closed if its room is needed; `now` is the loop's time."""
         self.used = now
         self._free.set()
         self.share.idle()
@@ -149,7 +151,7 @@ class ColdReader:
         return False
 
     def trust(self) -> None:
-        """Count the `gap` that comes next as one without records."""
+        """Count the `gap` that comes next as one without records from now on."""
         if self.gap is not None:
             self._sure_until = self.gap.last + 1
 
@@ -171,12 +173,14 @@ class ColdReader:
         return min(self._begin, first.base) <= offset <= last.last
 
     def on_entry(self, stored: EntryWithOffsets) -> None:
-        """Put the batches of an entry of the stream into the window."""
+        """Put the batches of an entry of the stream into the window, and wake the read that waits for them. The stream
+        pauses if the window is full.
+        """
         self._hold(self.converter.feed(stored))
 
     def on_many(self, received: Sequence[Received], at: int) -> tuple[int, int, int]:
-        """Put the batches of several entries of the stream into the window at once; return the numbers that
-        `stream.OnMany` returns.
+        """Put the batches of several usual entries of the stream, from place `at` on, into the window at once; return
+        the numbers of entries that were taken, of their messages, and of bytes of their payload.
         """
         batches, messages, size = self.converter.feed_usual(received, at)
         if batches:
@@ -206,7 +210,7 @@ class ColdReader:
         self.share.holds(self._size + self._behind_size + self.converter.waiting_bytes + due)
 
     def _pass(self) -> Batch:
-        """Move the next batch to the part of the window that was handed out."""
+        """Move the next batch to the part of the window that was handed out, and return it."""
         batch = self._batches.popleft()
         self._size -= len(batch.data)
         self._behind.append(batch)
@@ -219,7 +223,9 @@ class ColdReader:
         self._wake()
 
     async def wait(self, seconds: float) -> None:
-        """Wait until there is a batch to take. REQUEST_TIMED_OUT if none comes."""
+        """Wait until there is a batch to take. REQUEST_TIMED_OUT if none comes within `seconds`; the stream's error if
+        it has ended.
+        """
         if self._batches:
             return
         if self._error is not None:
@@ -239,8 +245,8 @@ class ColdReader:
             raise self._error
 
     async def fill(self, end: int) -> None:
-        """Add an empty batch up to offset `end`, because compaction removed the last entries before it: no entry comes
-        for them.
+        """Add an empty batch up to offset `end`, if Pulsar has no more entries and none is to be taken: compaction
+        removed the last ones. PulsarError if Pulsar does not tell.
         """
         if self.stream is None or not await self.stream.exhausted():
             return
@@ -260,7 +266,12 @@ class ColdReader:
         return bool(self._batches) and self._batches[0].error is None and not self._batches[0].missing
 
     def take(self, end: int, max_bytes: int, min_one: bool) -> ReadResult:
-        """Return the batches before offset `end`. `took_records` tells afterwards if any holds a record."""
+        """Return the batches before offset `end`, up to `max_bytes`, and go on behind them; with `min_one` the first
+        one whatever its size. Raises the error that stands for the first one, if it is unreadable.
+
+        `took_records` tells afterwards if any holds a record. They stay in the window for others, as long as there is
+        room. The stream goes on if the window is half empty.
+        """
         batches: list[Buffer] = []
         places: list[PlacedEntry] = []
         schemas: list[SchemaRun] = []
@@ -341,7 +352,8 @@ class ColdReaders:
         """The average bytes of a batch in the reader that was used last; 0 before the first."""
 
     def at_hand(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:
-        """Return the batches that a reader at `offset` has read ahead; None if `read` has to be called.
+        """Return the batches that a reader at `offset` has read ahead, up to `max_bytes` (`min_one`: the first one
+        whatever its size); None if `read` has to be called.
 
         That is so, too, if the next batch is in doubt, an error, or without records.
         """
@@ -360,7 +372,12 @@ class ColdReaders:
         return None
 
     async def read(self, offset: int, max_bytes: int, *, min_one: bool, places: bool = False) -> ReadResult:
-        """Return batches from the one that holds `offset` on. OFFSET_OUT_OF_RANGE if retention took it."""
+        """Return batches from the one that holds `offset` on, up to `max_bytes`; with `min_one` the first one whatever
+        its size, with `places` also where Pulsar keeps them. Reads of one place at the same time follow each other.
+
+        OFFSET_OUT_OF_RANGE if retention took it, REQUEST_TIMED_OUT if Pulsar sends nothing for 20 seconds; other errors
+        are KopErrors, or PulsarErrors if Pulsar refuses a reader.
+        """
         reader = await self._at(offset, places)
         try:
             if not await self._comes_soon(reader, offset):
@@ -415,7 +432,8 @@ class ColdReaders:
         return ReadResult(buffers, size, tuple(places), schemas)
 
     async def _without_doubt(self, reader: ColdReader, offset: int) -> ColdReader:
-        """Return the reader, or a new one if Pulsar may have moved it past entries that exist; see `gaps`.
+        """Return the reader, or a new one if Pulsar may have moved it past entries that exist between the batch before
+        `offset` and the next that it brought. KopError if that cannot be found out.
 
         Entries that a new reader, which was not moved, does not get either are really missing.
         """
@@ -452,7 +470,9 @@ class ColdReaders:
         return reader
 
     async def _still_kept(self, offset: int) -> None:
-        """Raise OFFSET_OUT_OF_RANGE if retention has taken the offset meanwhile."""
+        """Bring the log start up to date, and raise OFFSET_OUT_OF_RANGE if retention has taken the offset meanwhile.
+        KopError if Pulsar does not tell.
+        """
         await self._ask_start()
         start = self._log.log_start_offset
         if offset < start and not self._source.mapping.reads_on(offset, start):
@@ -460,9 +480,12 @@ class ColdReaders:
             raise PeerError(text, ErrorCode.OFFSET_OUT_OF_RANGE)
 
     async def _comes_soon(self, reader: ColdReader, offset: int) -> bool:
-        """Wait for the next batch. If none comes there may be a reason: compaction or retention took the entries.
+        """Wait for the next batch; return true if there is one. If none comes within half a second there may be a
+        reason, which is looked for: compaction (then an empty batch is added) or retention (OFFSET_OUT_OF_RANGE) took
+        the entries.
 
-        False for a reader that worked before and is silent: truncating a topic moves the cursors of all its readers.
+        False for a reader that worked before and is silent: truncating a topic moves the cursors of all its readers. A
+        new one has 20 seconds.
         """
         end, worked = self._log.high_watermark, reader.worked
         try:
@@ -497,7 +520,9 @@ class ColdReaders:
             await reader.close()
 
     async def _at(self, offset: int, places: bool) -> ColdReader:
-        """Return a reader at `offset`, a new one if there is none; it tells `places` if they are wanted."""
+        """Return a reader at `offset`, reserved for this read: a free one that holds it, one that is busy there once it
+        is free, or a new one. It tells `places` if they are wanted.
+        """
         while True:
             at_work = None
             for reader in self._readers:

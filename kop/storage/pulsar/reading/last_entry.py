@@ -38,9 +38,9 @@ async def named_or_looked_for(
     """Return the last entry as Pulsar names it to `stream`; or the result of `look`, if Pulsar is slow or answers with
     an error.
 
-    `look` is called after LAST_SECONDS or at Pulsar's error. Whichever is sooner counts; a result of None leaves it to
-    Pulsar, which may take the seconds of `within`, see `Stream.last_position`. Raises Pulsar's PulsarError if neither
-    gives anything.
+    `look` is called after 2 seconds or at Pulsar's error. Whichever is sooner counts; a result of None leaves it to
+    Pulsar, which may take the seconds of `within`, None for those of any request. Raises Pulsar's PulsarError if
+    neither gives anything.
     """
     asking = asyncio.ensure_future(stream.last_position(within=within))
     looking: asyncio.Future[T | None] | None = None
@@ -104,7 +104,8 @@ class LastEntry:
             return None
 
     async def _edge(self, line: Ledgers, low: int, end: int) -> int:
-        """Return a place from `low` to `end` whose entry readers get, while they do not get the next one.
+        """Return a place, a number on the `line` of all entries, from `low` to `end` whose entry readers get, while
+        they do not get the next one.
 
         `low` is of such an entry, or -1; it is returned if no other is met. The steps back from the end double, so that
         entries which are all alike before those of the last transactions cost little, however many there are.
@@ -123,14 +124,16 @@ class LastEntry:
         return low
 
     async def _is_given(self, position: Position) -> bool:
-        """Return true if readers get the entry at a place; false if Pulsar does not tell."""
+        """Return true if readers get the entry at `position`; false if they do not, or Pulsar does not tell."""
         try:
             return not (await self._source.context.admin.entry_head(self._source.partition_name, *position)).hidden
         except PulsarError:
             return False
 
     async def _next_given(self, start: Position, last: Position) -> Position | None:
-        """Return the first entry from `start` on that a reader gets; None if there is none up to `last`."""
+        """Return the position of the first entry from `start` on that a reader gets; None if there is none up to
+        `last`. PulsarError or KopError if it cannot be read.
+        """
         source = self._source
         given: asyncio.Future[Position] = source.context.loop.create_future()
 

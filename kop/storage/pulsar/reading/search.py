@@ -39,7 +39,9 @@ class SearchedLog(LogBounds, Protocol):
     """The log that is searched, in the part that searches use."""
 
     async def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
-        """Return batches of the log from an offset on; see `PartitionLog.read`."""
+        """Return batches of the log from the one that holds `offset` on, up to `max_bytes`; with `min_one` the first
+        one whatever its size. Errors are KopErrors.
+        """
 
 
 class ProbedEntry(NamedTuple):
@@ -109,7 +111,7 @@ class PartitionSearch:
         return self._log.log_start_offset
 
     async def ends(self) -> PartitionEnds:
-        """Ask Pulsar for both ends of the partition, and return them."""
+        """Ask Pulsar for both ends of the partition, and return them. PulsarError or KopError if it does not tell."""
         # REST is asked whether there is an entry: docs/quirks.md, "A transaction buffer is recovered late, or not"
         stats = await self._source.internal_stats()
         oldest, newest = await self._oldest_and_newest(stats) if stats["numberOfEntries"] else (None, EARLIEST)
@@ -137,8 +139,8 @@ class PartitionSearch:
         return PartitionEnds(await self._start(first, end), end, first, last, older, size, end_position)
 
     async def _before_hidden(self, last: Position, oldest: Position) -> Position:
-        """Return the entry before hidden ones at the end of a log: a reader at its end waits for nothing that never
-        comes.
+        """Return the position of the last entry before the hidden ones at the end of a log, of which `last` is the
+        last: a reader at its end waits for nothing that never comes.
 
         A broker names such a one as its last if it came after the end of its transaction, which was aborted. Before it
         lie fences and markers, which are hidden, too. The entry is -1 if all are, down to the `oldest`.
@@ -162,7 +164,7 @@ class PartitionSearch:
         return (await self._source.context.admin.entry(self._source.partition_name, ledger, 0)).index is not None
 
     async def _first_with_offsets(self, stats: dict[str, Any]) -> ProbedEntry | None:
-        """Return the oldest entry with offsets, if the oldest one of all has none."""
+        """Return the oldest entry with offsets, if the oldest one of all has none; None if none has."""
         ledgers = [ledger for ledger, _ in ledgers_with_entries(stats)]
         if not ledgers:
             return None
@@ -189,7 +191,7 @@ class PartitionSearch:
         return None
 
     async def _last_with_offsets(self, stats: dict[str, Any]) -> ProbedEntry | None:
-        """Return the newest entry with offsets, if the newest one of all has none."""
+        """Return the newest entry with offsets, if the newest one of all has none; None if none has."""
         for ledger, entries in reversed(ledgers_with_entries(stats)):
             if await self._has_index(ledger):
                 return await self._probe(Position(ledger, entries - 1), maybe_empty=False)
@@ -225,7 +227,10 @@ class PartitionSearch:
         return 0 if index is None else index + 1
 
     async def start(self) -> int:
-        """Return the first offset that can be read; if there is none, the high watermark before Pulsar was asked."""
+        """Ask Pulsar for the first offset that can be read, and return it: the log start that is known, if retention
+        has taken no ledger or Pulsar does not tell enough; if no entry is left, the high watermark before Pulsar was
+        asked. PulsarError or KopError if it does not answer.
+        """
         end = self._log.high_watermark  # what comes while Pulsar is asked lies behind it
         stats = await self._source.internal_stats()
         if any(each["ledgerId"] == self.first_ledger for each in stats["ledgers"]) and not self._log.policy.compact:
@@ -243,8 +248,8 @@ class PartitionSearch:
         return await self._start(first, end)
 
     async def _start(self, first: ProbedEntry | None, end: int) -> int:
-        """Return the first offset, by the log's oldest entry or, of a compacted topic, by the compacted ledger, which
-        has the newest record of each key even after retention.
+        """Return the first offset, by the log's oldest entry (`end` if there is none) or, of a compacted topic, by the
+        compacted ledger, which has the newest record of each key even after retention.
         """
         start = end if first is None else first.base
         if start and self._log.policy.compact and not self._log.policy.delete:
@@ -269,7 +274,9 @@ class PartitionSearch:
         return ProbedEntry(position, max(base, 0), base + head.num_messages - 1, head.hidden)
 
     async def at(self, position: Position) -> ProbedEntry:
-        """Return the entry at `position`, which exists. KopError if it has no offsets, or Pulsar does not tell."""
+        """Return the entry at `position`, which exists. KopError if it has no offsets, or Pulsar does not tell;
+        PulsarError if Pulsar refuses to.
+        """
         probed = await self._probe(position, maybe_empty=False)
         if probed is None or not probed.has_offsets or probed.position != position:
             text = f"Pulsar does not tell which offset entry {position.ledger}:{position.entry} of {self.title} has"
@@ -278,7 +285,8 @@ class PartitionSearch:
 
     async def _probe(self, position: Position, *, maybe_empty: bool, compacted: bool = False) -> ProbedEntry | None:
         """Return the entry at `position`; if it does not exist, or cannot be asked for, the next one that a reader
-        gets.
+        gets, of the compacted log if `compacted`. With `maybe_empty` None if the log holds none; otherwise
+        REQUEST_TIMED_OUT if none comes within 10 seconds.
         """
         if not compacted and (entry := await self._asked(position)) is not None:
             return entry
@@ -345,7 +353,7 @@ class PartitionSearch:
         return Ledgers([(ledger["ledgerId"], ledger["entries"]) for ledger in stats["ledgers"]])
 
     async def size(self) -> int:
-        """Return the bytes that Pulsar has of the partition."""
+        """Return the bytes that Pulsar has of the partition. KopError if it does not tell."""
         try:
             stats = await self._source.internal_stats()
         except PulsarError as error:
@@ -368,10 +376,11 @@ class PartitionSearch:
                         yield memoryview(buffer)[start : start + header.size]
 
     async def _from_time(self, timestamp: int, clock_ahead: int) -> int:
-        """Return the offset of an entry before which no record has `timestamp`.
+        """Return the offset of an entry before which no record has a timestamp of `timestamp` (ms) or more; the log's
+        end if nothing was taken since then. PulsarError or KopError if Pulsar does not tell.
 
         No record is newer than the time at which the Pulsar broker took it, but for those of producers whose clocks run
-        ahead; `clock_ahead` is the largest such lead.
+        ahead; `clock_ahead` is the largest such lead in ms.
         """
         try:
             ledger, entry = await self._source.context.admin.message_id_by_time(
@@ -394,7 +403,9 @@ class PartitionSearch:
         return max(min(probed.base, self._log.high_watermark), self._log.log_start_offset)
 
     async def by_time(self, timestamp: int, clock_ahead: int) -> TimestampOffset | None:
-        """Return the first record at or after `timestamp`, by the records' own timestamps.
+        """Return offset and timestamp of the first record at or after `timestamp` (ms), by the records' own timestamps;
+        None if there is none. `clock_ahead` is the most ms by which a record is older in the log than by its timestamp.
+        PulsarError or KopError if the log cannot be read.
 
         The search begins at the entries that the Pulsar broker took at that time: it takes a record when that was made,
         or later.
@@ -413,7 +424,7 @@ class PartitionSearch:
         return None
 
     async def max_timestamp(self) -> TimestampOffset | None:
-        """Return the first record with the largest timestamp.
+        """Return offset and timestamp of the first record with the largest timestamp; None if no record has one.
 
         All records have to be looked at. The progress is kept here, so that the next look-up goes on with one that its
         client gave up.
@@ -434,7 +445,7 @@ class PartitionSearch:
 
 
 def _largest_timestamp(batch: Buffer, header: BatchHeader) -> int:
-    """Return the largest timestamp of a batch's records.
+    """Return the largest timestamp of a batch's records, in ms.
 
     The header of a compressed batch is not believed: one that is stored as it came may have a producer's mistake.
     """

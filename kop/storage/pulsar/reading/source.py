@@ -72,7 +72,7 @@ class PartitionSource:
     async def close_ledger(self, ledger: int) -> None:
         """Unload the partition, so that Pulsar closes its ledger, unless a newer ledger exists.
 
-        Failures are counted and logged.
+        Both that and failures are counted and logged; nothing is raised.
         """
         admin, faults, title = self.context.admin, self.context.faults, self.title
         try:
@@ -106,8 +106,11 @@ class PartitionSource:
         budget: int,
         permits: int = FIRST_PERMITS,
     ) -> None:
-        """Begin a stream at `position`: check that the topic exists, and subscribe. PulsarError or KopError if that
-        fails.
+        """Begin a stream at `position` (`inclusive`: with the entry there): check that the topic exists, and subscribe.
+        PulsarError or KopError if that fails.
+
+        `compacted`: the compacted log is read. About `budget` bytes are kept under way. `permits` is the number of
+        messages that is asked for first; with 0 `Stream.begin` asks for them.
         """
         await stream.start(
             self.context.client,
@@ -127,8 +130,8 @@ class PartitionSource:
         return await self.context.admin.internal_stats(self.partition_name)
 
     async def has_read_to(self, stream: Stream, last: Position) -> bool:
-        """Ask twice, a moment apart, if Pulsar has read up to `last` for a stream, and handed out all of that; return
-        true if so.
+        """Ask Pulsar if it has read beyond `last` for a stream, and wait 0.1 seconds; return true if it has, and the
+        stream brought nothing in that time, so that all of that was handed out.
 
         PulsarError if Pulsar refuses it or does not answer.
         """
@@ -150,7 +153,8 @@ class PartitionSource:
         return stats_position(buffer["maxReadPosition"])
 
     async def is_aborted(self, position: Position) -> bool:
-        """Return true if the entry is of an aborted transaction; false if Pulsar does not tell.
+        """Return true if the entry at `position` is of an aborted transaction; false if it is not, or Pulsar does not
+        tell.
 
         A broker that was asked for its last entry names such a one if it came after the end of its transaction.
         """
@@ -165,5 +169,5 @@ class PartitionSource:
 
 
 def stats_position(text: str) -> Position:
-    """Parse a position as Pulsar's statistics write it."""
+    """Parse a position as Pulsar's statistics write it, `ledger:entry`."""
     return Position(*map(int, text.split(":")))

@@ -108,7 +108,10 @@ class Stretch:
     def add(
         self, producer_name: str, sequence_id: int, count: int, base: int, append_time: int, *, gap: bool = False
     ) -> None:
-        """Add the next entry. `gap` is true if other entries may lie between it and the one before."""
+        """Add the next entry: its producer, the sequence id of its first message, the number of messages, the offset of
+        the first, and the time in ms at which the Pulsar broker took it. `gap` is true if other entries may lie between
+        it and the one before.
+        """
         if gap and self._order:
             self._gaps.append(self._order)
         entry = _StoredEntry(self._order, sequence_id, count, base, append_time)
@@ -120,7 +123,9 @@ class Stretch:
         self._gaps.append(self._order)
 
     def find(self, wanted: Wanted) -> Stored:
-        """Look for messages among the entries; return the outcome, with their offset if they are stored."""
+        """Look for the messages of `wanted` among the entries; return the outcome, and the offset of the first message
+        if all are stored and no others lie between them.
+        """
         first, behind = wanted.sequence_id, wanted.sequence_id + wanted.num_messages
         at, base, scattered, others = first, -1, False, False
         before = after = None
@@ -173,8 +178,8 @@ class StoredBatches:
         self._check_exists = check_exists
 
     async def find(self, wanted: Sequence[Wanted]) -> list[Stored]:
-        """Look for all of these messages, each as far back as the bounds allow; return the outcomes in their order.
-        PulsarError or KopError if the log cannot be read.
+        """Look for all of these messages, each as far back as the bounds allow: 15 seconds, and the last 8192 entries,
+        or 4096 if REST is asked. Return the outcomes in their order. PulsarError or KopError if the log cannot be read.
         """
         answers = [Stored(Outcome.UNKNOWN)] * len(wanted)
         try:
@@ -209,7 +214,7 @@ class StoredBatches:
 
     async def _read(self, start: Position, end: Position, *, whole: bool) -> Stretch | None:
         """Return the entries from `start` to `end`, read by a reader; None if the Pulsar broker holds them back, or the
-        reader is lost.
+        reader is lost. `whole`: the log has no entry before `start`.
         """
         mapping = self._mapping
         stretch: Stretch | None = None
@@ -259,7 +264,8 @@ class StoredBatches:
         return None if lost else stretch
 
     async def _ask(self, ledgers: Ledgers, end: int, wanted: Sequence[Wanted]) -> AsyncIterator[list[Stored]]:
-        """Look over REST, backwards from the entry before the place `end`; yield the answers after each step.
+        """Look over REST, backwards from the entry before the place `end`, as `ledgers` counts entries; yield the
+        answers after each step, in the order of `wanted`.
 
         If Pulsar gave no answer for an entry that exists, messages that are not found have the outcome UNFINISHED.
         """
@@ -291,7 +297,7 @@ class StoredBatches:
             yield _unfinished(answers) if any(head is None for _, head in heads) else answers
 
     async def _head(self, position: Position) -> tuple[Position, EntryHead | None]:
-        """Return the metadata of the entry at a position; None if it is not known.
+        """Return a position with the metadata of the entry there, or with None if that is not known.
 
         Pulsar's answer that it does not exist proves nothing: it comes for each entry of a topic that is being
         unloaded.

@@ -142,7 +142,11 @@ class Stream:
         budget: int,
         permits: int = FIRST_PERMITS,
     ) -> None:
-        """Subscribe and ask for the first entries; without `permits` `begin` asks for them."""
+        """Subscribe at `start` (`inclusive`: with the entry there), after `check_exists`, and ask for `permits`
+        messages first; with 0 `begin` asks for them. PulsarError or KopError if that fails.
+
+        `compacted`: the compacted log is read. About `budget` bytes are kept under way.
+        """
         self.budget = budget
         self.compacted = compacted
         self._start = start
@@ -163,7 +167,7 @@ class Stream:
             await self._reader.close()
 
     def begin(self, permits: int) -> None:
-        """Ask for so many first entries, for a stream that was started without permits."""
+        """Ask for so many first messages, for a stream that was started with 0 permits."""
         if self._reader is not None and not self.closed:
             self._reader.flow(permits)
 
@@ -190,7 +194,8 @@ class Stream:
         return self._reader is not None and self._reader.connected
 
     async def last_position(self, *, within: float | None = None) -> Position:
-        """Return the position of the last entry in the topic; its entry number is -1 if the topic holds none.
+        """Return the position of the last entry in the topic that Pulsar names to readers; its entry number is -1 if
+        there is none. PulsarError if Pulsar refuses it or does not answer.
 
         `within` is the time limit in seconds; None for that of any request.
         """
@@ -207,8 +212,8 @@ class Stream:
             return None
 
     async def exhausted(self) -> bool:
-        """Return true if no entry follows the last one that was read. In a compacted topic the last entries may be
-        gone.
+        """Return true if Pulsar names no entry behind the last one that was read. In a compacted topic the last entries
+        may be gone. PulsarError if it does not answer.
         """
         last = await self.last_position()
         return last.entry < 0 or last < self._start or last <= self._came
@@ -279,8 +284,8 @@ class Stream:
             self._bytes //= 2
 
     def _ask(self, uncounted: int = 0) -> None:
-        """Ask for more entries if fewer than wanted are under way. So many messages that came are not counted by the
-        reader yet.
+        """Ask for more entries if fewer than wanted are under way; `uncounted` messages have come that the reader has
+        not counted yet.
         """
         if self.closed or self._reader is None:
             return

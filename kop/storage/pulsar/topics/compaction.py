@@ -66,7 +66,9 @@ class Uncompacted:
 
     @property
     def late(self) -> bool:
-        """True if the partition should have been compacted long ago."""
+        """True if the partition should have been compacted long ago: it is 32 MiB or more, the oldest of it 15 minutes
+        old.
+        """
         return self.size >= LATE_BYTES and self.seconds >= LATE_SECONDS
 
 
@@ -83,7 +85,9 @@ def uncompacted(stats: Mapping[str, Any], now_ms: int) -> Uncompacted | None:
 
 
 def retention_of(partitions: Sequence[Mapping[str, Any]]) -> Retention:
-    """Return the retention that a state topic needs, from the internal stats of all its partitions."""
+    """Return the retention that a state topic needs, from the internal stats of all its partitions: a day if each has a
+    cursor of compaction, and one was compacted before; else without end.
+    """
     held = all(CURSOR in stats.get("cursors", {}) for stats in partitions)
     proven = any(stats.get("compactedLedger", {}).get("ledgerId", -1) >= 0 for stats in partitions)
     return AFTERWARDS if held and proven else FOREVER
@@ -122,8 +126,9 @@ class Compactions:
         return size, age
 
     async def look(self) -> None:
-        """Look at each partition that this broker leads: warn, and start a compaction, if it is late. A failed look is
-        logged, and repeated in the next round.
+        """Look at each partition of a compacted state topic that this broker leads: warn, and start a compaction, if it
+        is late. Every 10 minutes set the retention of the topics, too. A failed look is logged and counted, and
+        repeated in the next round.
         """
         now = self._context.loop.time
         by_partition: dict[tuple[str, int], Uncompacted] = {}
@@ -180,7 +185,9 @@ class Compactions:
         return seen
 
     async def _keep(self, first_partition: PartitionView) -> None:
-        """Set the topic's retention to what the state of its compaction allows."""
+        """Set the topic's retention to what the state of its compaction allows, and log that; another one that somebody
+        chose for the time after compaction stays. PulsarError if Pulsar refuses it or does not answer.
+        """
         admin, known = self._context.admin, self._pulsar_topic(first_partition.topic.topic_id)
         full_name, partitions = known.full_name, map(known.partition, range(first_partition.topic.partitions))
         wanted = retention_of([await admin.internal_stats(each) for each in partitions])

@@ -70,7 +70,7 @@ class DeletionGuard:
 
     async def may_attach(self, partition: PartitionView) -> bool:
         """Return true if the topic and this partition of it exist, so that a client may attach. PulsarError if Pulsar
-        does not answer; LEADER_NOT_AVAILABLE if the topic is still being made.
+        does not answer; LEADER_NOT_AVAILABLE if the topic is still being made after a wait of 15 seconds.
         """
         await self._topics.until_made(partition.topic.topic_id)
         if not await self.still_there(partition):
@@ -86,8 +86,8 @@ class DeletionGuard:
         return True
 
     def _is_missing(self, partition: PartitionView) -> None:
-        """Remember that a partition is missing, and have its topic looked at again, which may be being deleted. A
-        partition that stays missing was never made: then a log line says so.
+        """Remember that a partition is missing, and have its topic looked at again in the background, which may be
+        being deleted. A partition that is missing for more than 5 seconds was never made: then a log line says so.
         """
         now = self._context.loop.time()
         if len(self._missing) > _MOST_MISSING:
@@ -100,10 +100,11 @@ class DeletionGuard:
         self._context.spawn(self._topics.refresh(partition.topic.topic_id))
 
     async def still_there(self, partition: PartitionView, since: float | None = None) -> bool:
-        """Return true if Pulsar has the topic under the same id. PulsarError if Pulsar does not answer.
+        """Return true if Pulsar has the topic under the same id, and no broker began to delete it within the last
+        minute. If it has not, the topic is looked at again in the background. PulsarError if Pulsar does not answer.
 
         One answer serves all partitions of a topic. With `since` (the loop's time) the question was asked after that;
-        without it the answer is at most `_FRESH_SECONDS` old.
+        without it the answer is at most 0.05 seconds old.
         """
         topic_id, loop = partition.topic.topic_id, self._context.loop
         oldest = loop.time() - _FRESH_SECONDS if since is None else since
@@ -146,8 +147,8 @@ class DeletionGuard:
     # --- producers
 
     async def confirm(self, partition: PartitionView, producer: Producer) -> None:
-        """Check the topic after a producer attached. UNKNOWN_TOPIC_OR_PARTITION if attaching re-created a deleted
-        topic, which is deleted again.
+        """Check the topic after a producer attached. UNKNOWN_TOPIC_OR_PARTITION if it is deleted, or being deleted;
+        what attaching re-created of it is deleted again in the background. PulsarError if Pulsar does not answer.
         """
         if (
             not partition.deleted
@@ -162,8 +163,8 @@ class DeletionGuard:
         raise PeerError(f"topic {partition.topic.name!r} was deleted", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
     async def _made_by(self, producer: Producer) -> str | None:
-        """Return the time at which the topic's ledger was made, if that was while `producer` attached; None if somebody
-        else made the topic.
+        """Return the time at which the topic's ledger was made, as Pulsar writes it, if that was while `producer`
+        attached, and nothing is in it; None if somebody else made the topic, or that is not known.
 
         Both times are by the Pulsar broker's clock; the time that the attaching took is by ours.
         """
@@ -180,16 +181,19 @@ class DeletionGuard:
         return str(stored[_LEDGER_MADE]) if is_unused(stored) and made >= earliest else None
 
     def removed(self, partition: PartitionView) -> None:
-        """Delete a partition of a topic that is gone, if one of the partition's producers re-created it."""
+        """Delete a partition of a topic that is gone, in the background, if this broker has a producer there, which may
+        have re-created it. A topic that is not partitioned is left alone.
+        """
         if partition.producing and _base(partition) != partition.partition_name:
             self.take_back(partition)
 
     # --- deleting partitions that came back
 
     def take_back(self, partition: PartitionView, made: str | None = None) -> None:
-        """Delete a partition that came back, as soon as no client uses it.
+        """Delete a partition that came back, in the background, as soon as no client uses it; after about a minute that
+        is given up.
 
-        `made` is given for a plain topic: it is deleted only if its ledger was made at that time.
+        `made` is given for a plain topic: it is deleted only if its ledger was made at that time, as Pulsar writes it.
         """
         task = self._context.loop.create_task(
             self._delete_unused(partition, made), name=f"take back {partition.partition_name}"
@@ -214,8 +218,8 @@ class DeletionGuard:
                 background.tell(f"taking back {partition.partition_name}", error, kind="taking back a topic")
 
     async def _settled(self, partition: PartitionView, made: str | None) -> bool:
-        """Delete a topic that came back, unless it is another one or in use; return false if it has to be tried
-        again.
+        """Delete a topic that came back, which is counted and logged, unless it is another one, or somebody wrote to
+        it; return false if it has to be tried again. PulsarError PreconditionFailed if clients use it.
         """
         name, base = partition.partition_name, _base(partition)
         if base != name and (id_now := await self._strays.id_or_none(base)) is not None:

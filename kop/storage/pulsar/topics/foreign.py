@@ -57,10 +57,12 @@ class Table(Protocol):
         """Call `callback(old, new)` after each change of a topic."""
 
     async def look_for(self, full_names: Collection[str]) -> Mapping[str, PulsarError]:
-        """Look at topics of these names; return those that could not be read."""
+        """Look at topics of these names, Pulsar's full ones; return those that could not be read, with their errors."""
 
     def watched(self, snapshot: Sequence[str] | None, added: Iterable[str], removed: Iterable[str]) -> None:
-        """Look at these topics again soon; see `PulsarTopics.watched`."""
+        """Have these topics or partitions, by Pulsar's full names, looked at again soon: those that were added or
+        removed, and all of a `snapshot`, if it is not None.
+        """
 
 
 class ForeignTopics:
@@ -69,7 +71,7 @@ class ForeignTopics:
     def __init__(
         self, context: PulsarContext, cluster_topic: ClusterTopic, table: Table, announce: Callable[[str], None]
     ) -> None:
-        """Begin with none known. `announce` tells the other brokers to look at a topic."""
+        """Begin with none known. `announce` tells the other brokers to look at a topic, by Pulsar's full name."""
         self._context = context
         self._cluster_topic = cluster_topic
         self._table = table
@@ -87,8 +89,9 @@ class ForeignTopics:
         table.on_change(self._changed)
 
     async def named(self) -> set[str]:
-        """Return Pulsar's names of the topics of other namespaces that clients of this or another broker have named.
-        PulsarError if Pulsar refuses it or does not answer.
+        """Return Pulsar's names of the topics of other namespaces that clients of this or another broker have named,
+        and keep the names that are known here and not kept yet, in the background. PulsarError if Pulsar refuses it or
+        does not answer.
         """
         self._kept = await self._cluster_topic.named_topics()
         for names in self._known.values():
@@ -97,8 +100,8 @@ class ForeignTopics:
         return {PERSISTENT + name for name in self._kept}
 
     async def find(self, names: Collection[str]) -> None:
-        """Look for topics of other namespaces that are not known; afterwards `missing` has the error of each that is
-        still not.
+        """Look for topics of other namespaces that are not known, unless that failed in the last 5 seconds; afterwards
+        they are in the table, or `missing` has the error of each that is not. Nothing is raised.
         """
         good = [name for name in names if may_be_named(name) and self._context.naming.kafka_name(PERSISTENT + name)]
         for name in set(names).difference(good):
@@ -114,7 +117,7 @@ class ForeignTopics:
                 self._note(name, absent, refused=False)
 
     def is_listed(self, namespace: str) -> bool:
-        """Return true if all topics of a namespace were looked for in the last seconds."""
+        """Return true if all topics of a namespace were looked for in the last 5 seconds."""
         return self._context.loop.time() < self._listed.get(namespace, float("-inf"))
 
     async def list_namespace(self, namespace: str) -> None:
@@ -143,14 +146,16 @@ class ForeignTopics:
         self._listed[namespace] = began + _LISTED_SECONDS
 
     def missing(self, name: str) -> ErrorCode | None:
-        """Return the error for which a topic was not found, or could not be made, in the last seconds; None if there
+        """Return the error for which a topic was not found, or could not be made, in the last 5 seconds; None if there
         was none.
         """
         failure = self._fresh(name)
         return None if failure is None else failure.error.code
 
     def check(self, name: str) -> None:
-        """Raise a KopError if a topic may not be made: that was refused a moment ago, or the name is not allowed."""
+        """Raise a KopError if a topic may not be made: that was refused in the last 5 seconds, or the name is not
+        allowed.
+        """
         if not may_be_named(name) or self._context.naming.kafka_name(PERSISTENT + name) != (name, False):
             raise PeerError(f"topic {name!r} is not for Kafka clients", ErrorCode.INVALID_TOPIC_EXCEPTION)
         failure = self._fresh(name)
@@ -158,13 +163,15 @@ class ForeignTopics:
             raise failure.error
 
     def refused(self, name: str, error: KopError) -> None:
-        """Remember the error for which a topic could not be made."""
+        """Remember for 5 seconds, log and count the error for which a topic could not be made; TOPIC_ALREADY_EXISTS is
+        no such error.
+        """
         if error.code != ErrorCode.TOPIC_ALREADY_EXISTS:
             self._failed(name, error, refused=True)
 
     def unreadable(self, full_name: str, error: Exception) -> bool:
-        """Remember that a topic cannot be read; return true if that was logged: Pulsar refuses a topic of another
-        namespace.
+        """Log and count an error with which Pulsar refuses to let a topic of another namespace be read; return true if
+        that was done: false, and nothing is done, for any other topic, or an error that is not Pulsar's.
         """
         if not isinstance(error, PulsarError):
             return False
@@ -210,7 +217,9 @@ class ForeignTopics:
         self._missing[name] = _Missing(now + _MISSING_SECONDS, error, refused)
 
     def _changed(self, old: TopicInfo | None, new: TopicInfo | None) -> None:
-        """Watch a namespace while a topic of it is known; called after each change of a topic."""
+        """Watch a namespace while a topic of it is known, and keep the names of its known topics for all brokers;
+        called after each change of a topic.
+        """
         topic = new or old
         if topic is None or "/" not in topic.name:
             return

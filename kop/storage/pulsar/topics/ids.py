@@ -57,7 +57,8 @@ class TopicIds:
         """Give an id to a topic that has none, or has `foreign`, the id of another topic. One of the brokers does it,
         the others read the result. `present` are the topic's properties; return those that it has then.
 
-        See docs/quirks.md, "Policies and properties that are set may be lost".
+        Of properties that were copied, those that are about the other topic's log are removed. See docs/quirks.md,
+        "Policies and properties that are set may be lost".
         """
 
         async def given() -> Mapping[str, str] | None:
@@ -83,9 +84,11 @@ class TopicIds:
         return properties
 
     async def _after_others(self, key: str, plain: bool, done: Callable[[], Awaitable[T | None]]) -> T | None:
-        """Wait until another broker has done the work, and return the result of `done` then; None if none has.
+        """Wait until another broker has done the work, and return the result of `done`, which is None before; None if
+        none has within about 1.6 seconds.
 
-        `key` determines the broker that is to do it; the others wait for that one.
+        `key` determines the broker that is to do it; that one does not wait, or for 0.2 seconds at most if the topic is
+        `plain`.
         """
         # Brokers of another cluster on the same namespace do not know of this one, and must not all write at once.
         first = (clock.chance.random() * SPREAD_SECONDS,) if plain else ()

@@ -31,7 +31,9 @@ class PartitionNumbers:
         """The properties of each topic, by its id, and the numbers in exactly these properties."""
 
     def largest(self, topic_id: UUID, partition: int, kind: str) -> int:
-        """Return the largest number that a broker kept of a partition, or 0."""
+        """Return the largest number of a kind that a broker kept of a partition, as far as this broker has read the
+        topic's properties; 0 if there is none. UNKNOWN_TOPIC_ID if the topic is gone.
+        """
         properties = self._topics.pulsar(topic_id).properties
         parsed = self._parsed.get(topic_id)
         if parsed is None or parsed[0] is not properties:
@@ -39,8 +41,8 @@ class PartitionNumbers:
         return parsed[1].get((kind, partition), 0)
 
     async def keep(self, topic: TopicInfo, partition: int, kind: str, value: int) -> None:
-        """Keep a number of a partition in the topic's properties, for all brokers. BackendError if Pulsar does not keep
-        it, or refuses.
+        """Keep a number of a kind of a partition in the topic's properties, for all brokers; smaller ones of that kind
+        are removed in the background. KopError if Pulsar does not keep it, or refuses.
         """
         topic_id = topic.topic_id
         name = remembered(kind, partition, value)

@@ -86,7 +86,7 @@ def keeps(retention: Retention) -> bool:
 
 def compaction_of(policy: LogPolicy, internal: bool = False) -> int:
     """Return Pulsar's compaction threshold for a topic: the bytes of backlog from which on it compacts by itself, 0 for
-    never.
+    never. For an `internal` topic, one of the gateway's own, it is smaller.
     """
     if not policy.compact:
         return 0
@@ -94,14 +94,16 @@ def compaction_of(policy: LogPolicy, internal: bool = False) -> int:
 
 
 def max_size_of(policy: LogPolicy, largest: int) -> int:
-    """Return Pulsar's limit of an entry for a topic in bytes, at most the Pulsar brokers' own `largest`; 0 stands for
-    that one alone.
+    """Return Pulsar's limit of an entry for a topic in bytes, at most `largest`, the Pulsar brokers' own limit; 0 if
+    the topic has no limit of its own, so that only theirs applies.
     """
     return min(_ENTRY_GROWTH * policy.max_message_bytes + _ENTRY_ROOM, largest) if policy.limits_messages else 0
 
 
 async def differing_configs(admin: Admin, full_name: str, policy: LogPolicy, *, largest: int) -> Mapping[str, str]:
-    """Return the Kafka configs for the policies in force that differ from what `policy` asks for."""
+    """Return the Kafka configs that say what is in force in Pulsar, for each policy of the topic that differs from what
+    `policy` asks for. PulsarError if Pulsar refuses it or does not answer.
+    """
     retention = await admin.get_retention(full_name, applied=True) or Retention(0, 0)
     compact = bool(await admin.get_compaction_threshold(full_name, applied=True))
     max_size = await admin.get_max_message_size(full_name, applied=True) or largest
@@ -129,9 +131,11 @@ async def apply(
     internal: bool = False,
 ) -> None:
     """Set policies, and wait until Pulsar reads them back: those that differ from `before` (None: all, on a new topic).
+    PulsarError if Pulsar refuses one; Timeout if one is not in force after 10 seconds.
 
     `before` is what was asked for last, which pulsar-admin or a namespace may have made untrue. So a policy that stands
-    for one of the configs `named` is set, too, unless the topic itself has it in Pulsar.
+    for one of the configs `named` is set, too, unless the topic itself has it in Pulsar. `largest` is the Pulsar
+    brokers' own limit of an entry in bytes; `internal` is true of a state topic.
     """
 
     async def max_size_applied() -> int:
@@ -185,10 +189,11 @@ async def apply(
 
 
 async def _bring_into_force(policies: Sequence[_Policy]) -> None:
-    """Set the policies one after the other, and wait until all are in force. PulsarError Timeout if they are not.
+    """Set the policies one after the other, and wait until all are in force. PulsarError Timeout if they are not after
+    10 seconds.
 
-    A policy that does not hold after a while is set again: docs/quirks.md, "Policies and properties that are set may be
-    lost".
+    A policy that does not hold after a second is set again: docs/quirks.md, "Policies and properties that are set may
+    be lost".
     """
     for policy in policies:
         await policy.set()
@@ -208,8 +213,8 @@ async def _bring_into_force(policies: Sequence[_Policy]) -> None:
 
 
 async def set_retention(admin: Admin, full_name: str, retention: Retention) -> None:
-    """Set a topic's retention, and first raise the backlog quota if that forbids it. PulsarError if Pulsar refuses it
-    or does not answer.
+    """Set a topic's retention; if its backlog quota forbids that, raise the quota first, and try for 10 seconds.
+    PulsarError if Pulsar refuses it or does not answer.
     """
     try:
         await admin.set_retention(full_name, retention)
@@ -234,7 +239,9 @@ async def set_retention(admin: Admin, full_name: str, retention: Retention) -> N
 
 
 async def wait_for(seen: Callable[[], Awaitable[object]], wanted: object) -> None:
-    """Wait until a policy reads as it was set. PulsarError Timeout if it does not."""
+    """Wait until `seen`, which reads a policy in force, returns `wanted`. PulsarError Timeout if it does not within 10
+    seconds.
+    """
     loop = asyncio.get_running_loop()
     end = loop.time() + _IN_FORCE_SECONDS
     pause = 0.005

@@ -47,7 +47,9 @@ class StrayPartitions:
             return None
 
     async def complete(self, full_name: str) -> None:
-        """Make the missing partitions of a topic: another broker may have created it while a stray was deleted."""
+        """Make the missing partitions of a topic, if the topic exists, which is counted and logged: another broker may
+        have created it while a stray was deleted.
+        """
         if await self.id_or_none(full_name) is not None:
             await self._context.admin.create_missed_partitions(full_name)
             self._context.count(Fault.TOPICS_RECREATED_PARTITION_MISSING)
@@ -58,7 +60,9 @@ class StrayPartitions:
             )
 
     async def clear(self, full_name: str) -> bool:
-        """Delete unused partitions of no topic: while they exist, Pulsar makes no topic of that name.
+        """Delete unused partitions that belong to no topic, of this topic name: while they exist, Pulsar makes no topic
+        of that name. Nothing is done if the topic exists; the first partition that cannot be deleted ends it, with a
+        warning.
 
         Return true if there were any and all are gone.
         """

@@ -92,7 +92,9 @@ class OtherBrokers(Protocol):
         """Tell the other brokers that a topic's properties changed."""
 
     def is_chosen(self, key: str) -> bool:
-        """Return true if this broker is the one of all that does the piece of work which `key` names."""
+        """Return true if this broker is the one of all that does the piece of work which `key` names, such as giving a
+        topic an id.
+        """
 
 
 class TopicLogs(Protocol):
@@ -159,22 +161,26 @@ class PulsarTopics(TopicTable):
         return self._context.naming.namespace
 
     async def find(self, names: Collection[str]) -> None:
-        """Look for topics of other namespaces that are not known, and look again at all other ones of these names."""
+        """Look for topics of other namespaces that are not known, and look again at all other ones of these names.
+        Afterwards `get` knows those that exist, and `missing` has the error of others.
+        """
         others = {name for name in names if "/" in name and self.get(name) is None}
         again = {self._context.naming.full_name(name, False) for name in set(names) - others}
         await asyncio.gather(self._look_at(again), self._foreign.find(others))
 
     def is_listed(self, namespace: str) -> bool:
-        """Return true if the namespace is the home one, or another whose topics were listed in the last seconds."""
+        """Return true if the namespace is the home one, or another whose topics were listed in the last 5 seconds."""
         return namespace == self.namespace or self._foreign.is_listed(namespace)
 
     async def list_namespace(self, namespace: str) -> None:
-        """Find all topics of another namespace that are not known."""
+        """Find all topics of another namespace that are not known, so that they become known. BackendError if it cannot
+        be listed.
+        """
         await self._foreign.list_namespace(namespace)
 
     def missing(self, name: str) -> ErrorCode | None:
-        """Return the error for a topic of another namespace that is not known; LEADER_NOT_AVAILABLE if it may exist and
-        could not be read.
+        """Return the error for a topic that is not known: LEADER_NOT_AVAILABLE if it may exist and could not be read;
+        of a topic of another namespace, the error of the last 5 seconds; else None.
         """
         full_name = self._context.naming.full_name(name, False)
         if full_name in self._unread or full_name in self._awaited:
@@ -198,28 +204,42 @@ class PulsarTopics(TopicTable):
     async def create(
         self, name: str, partitions: int, configs: Mapping[str, str], *, internal: bool = False
     ) -> TopicInfo:
-        """Make a partitioned topic, with its policies in force. TOPIC_ALREADY_EXISTS if it exists."""
+        """Make a partitioned topic, with its policies in force, and tell the other brokers; an `internal` one is in the
+        metadata namespace. TOPIC_ALREADY_EXISTS if it exists; other errors are KopErrors.
+
+        If only the policies cannot be set for now, the topic may stay, and they are set in the background: the error is
+        raised then, too.
+        """
         topic = TopicInfo(name, new_uuid(), partitions, MappingProxyType(dict(configs)), internal)
         return await self._change(self._context.naming.full_name(name, internal), partial(self._create, topic))
 
     async def delete(self, topic_id: UUID) -> None:
-        """Delete a topic in Pulsar with its records and subscriptions."""
+        """Delete a topic in Pulsar with its records and subscriptions, remove its logs, and tell the other brokers.
+        UNKNOWN_TOPIC_ID if it is not known; KopError if Pulsar refuses it, and the topic stays.
+        """
         await self._change(self.pulsar(topic_id).full_name, partial(self._delete, topic_id))
 
     async def grow(self, topic_id: UUID, partitions: int) -> TopicInfo:
-        """Raise the number of partitions; INVALID_PARTITIONS if it would not grow, or if the topic is not
-        partitioned.
+        """Raise the number of partitions to `partitions`, tell the other brokers, and return the topic as it is then.
+        INVALID_PARTITIONS if it would not grow, or if the topic is not partitioned.
         """
         return await self._change(self.pulsar(topic_id).full_name, partial(self._grow, topic_id, partitions))
 
     async def set_configs(self, topic_id: UUID, configs: Mapping[str, str], named: Collection[str] = ()) -> TopicInfo:
-        """Replace the topic's own configs, in Pulsar's properties and policies; in force when this returns."""
+        """Replace the topic's own configs, in Pulsar's properties and policies, tell the other brokers, and return the
+        topic as it is then; in force when this returns. KopError if Pulsar refuses it.
+
+        `named` are the configs that the client named: their policies are set again if Pulsar's own tools have changed
+        them. INVALID_CONFIG if a topic that may hold batches as they came is to be compacted.
+        """
         full_name = self.pulsar(topic_id).full_name
         wanted = MappingProxyType(dict(configs))
         return await self._change(full_name, partial(self._set_configs, topic_id, wanted, named))
 
     async def set_property(self, topic_id: UUID, key: str, value: str) -> None:
-        """Set a property of the topic in Pulsar, in which brokers keep a small value."""
+        """Set a property of the topic in Pulsar, in which brokers keep a small value, and in memory, and tell the other
+        brokers. KopError if Pulsar refuses it.
+        """
         known = self.pulsar(topic_id)
         await self._ask("cannot keep a property", self._context.admin.set_properties(known.full_name, {key: value}))
         now = self._pulsar.get(topic_id)
@@ -228,26 +248,32 @@ class PulsarTopics(TopicTable):
             self._brokers.announce(known.full_name)
 
     async def properties_now(self, topic_id: UUID) -> Mapping[str, str]:
-        """Return the properties of a topic as they are in Pulsar at this moment."""
+        """Return the properties of a topic as they are in Pulsar at this moment; what memory has of them stays.
+        KopError if Pulsar refuses it.
+        """
         call = self._ids.metadata(self.pulsar(topic_id).full_name)
         return (await self._ask("cannot read properties", call))[1]
 
     async def remove_properties(self, topic_id: UUID, keys: Collection[str]) -> None:
-        """Remove properties of a topic in Pulsar that mean nothing any more."""
+        """Remove properties of a topic in Pulsar that mean nothing any more; memory keeps them until the next look.
+        KopError if Pulsar refuses it.
+        """
         known = self.pulsar(topic_id)
         for key in keys:
             await self._ask("cannot remove a property", self._context.admin.remove_property(known.full_name, key))
 
     async def _change(self, full_name: str, change: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Make one change of a topic at a time, to its end even if the caller is cancelled: memory has to follow
-        Pulsar.
+        Pulsar. Return its result.
         """
         return await self._context.finish(self.in_turn(full_name, change))
 
     async def in_turn(
         self, full_name: str, work: Callable[[], Coroutine[Any, Any, T]], gate: asyncio.Semaphore | None = None
     ) -> T:
-        """Run `work` on a topic while this broker neither makes, changes nor deletes it."""
+        """Run `work` on the topic `full_name` while this broker neither makes, changes, deletes nor reads it; return
+        its result. `gate` bounds the topics at work side by side: without it, 16 changes.
+        """
         turn = self._turns.setdefault(full_name, asyncio.Lock())
         async with turn, gate or self._changes:
             return await work()
@@ -310,7 +336,9 @@ class PulsarTopics(TopicTable):
         return topic
 
     async def _finish(self, topic: TopicInfo, known: PulsarTopic) -> None:
-        """Set the policies of a new topic as soon as Pulsar lets this broker; after a while others may do it, too."""
+        """Set the policies of a new topic as soon as Pulsar lets this broker, and tell the other brokers. It tries for
+        60 seconds; from then on others may do it, too.
+        """
 
         async def finish() -> None:
             made = await self._with_policies(topic, known)
@@ -332,7 +360,7 @@ class PulsarTopics(TopicTable):
 
     async def until_made(self, topic_id: UUID) -> None:
         """Wait until a new topic has its policies: nobody may load its partitions before. LEADER_NOT_AVAILABLE if that
-        takes too long.
+        takes more than 15 seconds.
 
         See docs/quirks.md, "Policies that are set while partitions load block two threads for ever".
         """
@@ -361,6 +389,7 @@ class PulsarTopics(TopicTable):
 
     async def _taken_back(self, full_name: str) -> bool:
         """Delete a topic again that cannot get its policies: without retention Pulsar drops what no subscription holds.
+        Return true if it is gone.
 
         False if it stays, because another broker has found it meanwhile: records that it stored must not be lost.
         """
@@ -379,7 +408,9 @@ class PulsarTopics(TopicTable):
     async def _apply_policies(
         self, topic: TopicInfo, known: PulsarTopic, before: TopicInfo | None = None, named: Collection[str] = ()
     ) -> None:
-        """Set Pulsar's policies of a topic by its configs."""
+        """Set Pulsar's policies of a topic by its configs, and wait until they are in force: those that differ from
+        `before` (None: all) or stand for the configs `named`. PulsarError if Pulsar refuses that.
+        """
         await policies.apply(
             self._context.admin,
             known.full_name,
@@ -391,8 +422,8 @@ class PulsarTopics(TopicTable):
         )
 
     async def _finish_abandoned(self) -> None:
-        """Set the policies of topics whose broker died before it set them, or got no answer: else Pulsar would drop
-        records.
+        """Set the policies of topics that have not all of them after 60 seconds, since their broker died before it set
+        them, or got no answer: else Pulsar would drop records. A failure is logged, and the next call tries again.
         """
         for topic_id, known in list(self._pulsar.items()):
             if UNFINISHED_PROPERTY not in known.properties or self._is_being_made(topic_id):
@@ -432,8 +463,8 @@ class PulsarTopics(TopicTable):
                 raise
 
     async def _look_until_seen(self, full_name: str) -> None:
-        """Look at a topic that Pulsar says exists until it is in the table: Pulsar may say so before it shows the
-        topic.
+        """Look at a topic that Pulsar says exists until it is in the table, for 5 seconds at most: Pulsar may say so
+        before it shows the topic.
         """
         end = self._context.loop.time() + SEEN_SECONDS
         backoff = Backoff(0.05, 0.5)
@@ -507,8 +538,8 @@ class PulsarTopics(TopicTable):
     # --- following the topics in Pulsar
 
     async def load(self) -> None:
-        """List the namespaces, then look at topics that the listing shows as changed, and at some of the others in
-        turn.
+        """List the namespaces, then look at topics that the listing shows as changed, and at 100 of the others in turn;
+        the first time at all. Policies that a broker which died has not set are set, too.
 
         PulsarError if they cannot be listed. A topic that cannot be read keeps no other one away.
         """
@@ -533,8 +564,8 @@ class PulsarTopics(TopicTable):
         await self._finish_abandoned()
 
     async def _load_first(self, names: Set[str]) -> None:
-        """Look at every topic at the start. After a while this broker serves those that it has read; the others
-        follow.
+        """Look at every topic at the start. After 60 seconds, with a warning, this broker serves those that it has
+        read; the others follow.
         """
         self._awaited = set(names)
         looks = self._context.loop.create_task(self._look_at(names))
@@ -556,23 +587,26 @@ class PulsarTopics(TopicTable):
         self._loaded = True
 
     def _next_to_scan(self, known: Sequence[str]) -> Sequence[str]:
-        """Return the unchanged topics to look at in this listing: another broker may have failed to announce a change,
-        or pulsar-admin made one.
+        """Return the next 100 of the known topics, in turn, which are looked at although the listing shows no change:
+        another broker may have failed to announce one, or pulsar-admin made one.
         """
         begin = self._scanned % max(len(known), 1)
         self._scanned = begin + SCANNED_A_LISTING
         return known[begin : begin + SCANNED_A_LISTING]
 
     async def look_for(self, full_names: Collection[str]) -> Mapping[str, PulsarError]:
-        """Look at topics of these names that may not be known; return those that could not be read."""
+        """Look at topics of these names, Pulsar's full ones, that may not be known, so that they become known; return
+        those that could not be read, with their errors.
+        """
         failed: dict[str, PulsarError] = {}
         if full_names:
             await self._look_at(full_names, failed)
         return failed
 
     async def differing_configs(self, topic_id: UUID) -> Mapping[str, str]:
-        """Return the configs that differ from Pulsar's policies of a topic: those were set by pulsar-admin, or in its
-        namespace.
+        """Return the configs that say what Pulsar's policies of a topic are, where these differ from the topic's
+        configs: they were set by pulsar-admin, or in its namespace. Empty for internal topics. KopError if Pulsar does
+        not tell.
         """
         topic, known = self._find(topic_id), self.pulsar(topic_id)
         if topic.internal:
@@ -582,7 +616,9 @@ class PulsarTopics(TopicTable):
         return await self._ask(f"cannot read the policies of {topic.name!r}", reading)
 
     async def refresh(self, topic_id: UUID) -> None:
-        """Look at one topic again: an answer of Pulsar does not fit it, or a broker may have changed it."""
+        """Look at one topic again: an answer of Pulsar does not fit it, or a broker may have changed it. Nothing is
+        done if the topic is not known; KopError if it cannot be read.
+        """
         if topic_id in self._pulsar:
             failed = await self.look_for({self._name_of(topic_id)})
             for error in failed.values():
@@ -609,14 +645,16 @@ class PulsarTopics(TopicTable):
         self._wake.set()
 
     def _look_again(self, name: str) -> None:
-        """Look at a topic again a little later, after a partition was removed: when the watcher tells of that, the
-        topic still exists.
+        """Have `follow` look at a topic soon. This is called some seconds after a partition was removed, too: when the
+        watcher tells of that, the topic still exists.
         """
         self._dirty.add(name)
         self._wake.set()
 
     async def follow(self) -> None:
-        """Look at the topics that the watcher names, until cancelled."""
+        """Look at the topics that the watcher or `_look_again` names, a moment later and in the background, until the
+        caller cancels this.
+        """
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -644,8 +682,8 @@ class PulsarTopics(TopicTable):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _list(self) -> dict[str, int]:
-        """Return the topics of both namespaces by full name, with the number of their partitions that exist; 0 for
-        plain ones.
+        """Return the topics of both namespaces by full name, with the number of partitions up to the last one that
+        exists, 1 if none does; 0 for topics that are not partitioned. PulsarError if they cannot be listed.
         """
         partitions: dict[str, int] = {}
         for namespace in self._context.naming.namespaces:
@@ -659,9 +697,11 @@ class PulsarTopics(TopicTable):
         return {name: count for name, count in partitions.items() if self._context.naming.kafka_name(name) is not None}
 
     async def _look_at(self, names: Iterable[str], failed: dict[str, PulsarError] | None = None) -> None:
-        """Compare each of Pulsar's topics with what is known of it. No failure of one keeps the others away.
+        """Compare each of Pulsar's topics with what is known of it, and take over what has changed. No failure of one
+        keeps the others away, and none is raised.
 
-        Topics that could not be read are put into `failed`; without it, they are tried again later.
+        Topics that Pulsar does not let be read are put into `failed`; without it, and after other failures, they are
+        tried again later.
         """
 
         async def look(name: str) -> None:
@@ -684,7 +724,9 @@ class PulsarTopics(TopicTable):
         return self._retries if name in self._unread else self._looks
 
     def _not_read(self, name: str, error: Exception) -> None:
-        """Keep the old values of a topic that cannot be read, and plan to read it again."""
+        """Keep the old values of a topic that cannot be read, count and log that, and plan to read it again: after a
+        second at first, a minute at most.
+        """
         if not self._context.faults.takes(error) and not self._foreign.unreadable(name, error):
             self._context.count(Fault.TOPICS_NOT_READ_OWN)
             if isinstance(error, PulsarError):
@@ -707,8 +749,9 @@ class PulsarTopics(TopicTable):
             timer.cancel()
 
     async def _look(self, full_name: str) -> None:
-        """Compare one topic with what is known of it. Of two topics that carry one id, each as its own, the first by
-        name keeps it: somebody has written it to the other.
+        """Compare one topic with what is known of it, and take over what has changed. Of two topics that carry one id,
+        each as its own, the first by name keeps it, and the other one gets its own: somebody has written it to the
+        other. PulsarError if it cannot be read.
         """
         for _ in range(_PARTINGS):
             read = await self._read(full_name)
@@ -765,8 +808,8 @@ class PulsarTopics(TopicTable):
         return info, PulsarTopic(full_name, plain, properties)
 
     async def _usable(self, full_name: str, plain: bool, raw: Mapping[str, str]) -> Mapping[str, str]:
-        """Return a topic's properties, mended if they do not parse, with an id of the topic's own, which is written to
-        Pulsar.
+        """Return a topic's properties, mended if they do not parse, which is counted and logged, with an id of the
+        topic's own, which is written to Pulsar if it is new. PulsarError if that fails.
         """
         known = self._known(full_name)
         before = {} if known is None else known.properties
@@ -804,7 +847,9 @@ class PulsarTopics(TopicTable):
         return good
 
     def _enter_read(self, full_name: str, read: tuple[TopicInfo, PulsarTopic] | None) -> None:
-        """Put a topic as it was read into the table; None if Pulsar does not have it."""
+        """Put a topic as it was read into the table, with its logs; if Pulsar does not have it (`read` is None), or has
+        another one of that name, the old one is removed with its logs.
+        """
         named = self._context.naming.kafka_name(full_name)
         if named is None:
             return

@@ -61,7 +61,9 @@ class OncePerTopic:
         return list(self._asked)
 
     async def __call__(self, topic_id: UUID) -> None:
-        """Ask the question about a topic, unless there is a fresh answer."""
+        """Ask the question about a topic, unless there is an answer of the last 30 seconds, and wait for the answer.
+        Raises the error if the topic cannot be written to.
+        """
         now = self._loop.time()
         asked = self._asked.get(topic_id)
         if asked is None or now - asked[0] > FRESH_SECONDS:
@@ -107,7 +109,8 @@ class WriteChecks:
         self.retains.forget(topic_id)
 
     async def look_again(self) -> None:
-        """Ask again about the retention of topics that are written to, some of them in each round.
+        """Ask again about the retention of topics that are written to, 50 of them in each round, and set it where it is
+        missing.
 
         A producer that stays open is not asked about otherwise.
         """
@@ -129,7 +132,9 @@ class WriteChecks:
         return False
 
     async def mark_raw(self, topic_id: UUID) -> None:
-        """Set the property of a topic that it may hold batches as they came, unless it has it. KopError if it fails."""
+        """Set the property of a topic that it may hold batches as they came, unless it has it, or that is under way:
+        then this returns at once. KopError if it fails.
+        """
         if self._is_marked(topic_id) or topic_id in self._marking:
             return
         self._marking.add(topic_id)
@@ -213,7 +218,9 @@ class WriteChecks:
         )
 
     def _refused(self, name: str, error: PulsarError) -> KopError:
-        """Return the error for a client's write: a record that Pulsar would drop is not accepted."""
+        """Return the error for a client's write, since a record that Pulsar would drop is not accepted; count and log
+        it. POLICY_VIOLATION if Pulsar does not permit that retention is set.
+        """
         refusal = kafka_error(
             error,
             f"cannot write to {name}: its retention is nothing or unknown, so that Pulsar may "

@@ -45,13 +45,15 @@ class EndsOnPartitions:
 
     def fenced(self, txn: TxnId, partitions: Collection[str], *, doubtful: bool = False) -> None:
         """Watch fences of this broker that are stored in a transaction, or may be (`doubtful`): its end may come before
-        them.
+        them. Pulsar is asked in the background; where a fence was too late, the transaction is ended again as it ended
+        before.
         """
         self._late.stored(txn, partitions, self._context.loop.time(), doubtful=doubtful)
         self._begin_to_look()
 
     def ended(self, txn: TxnId, partitions: Collection[str], *, commit: bool, here: bool) -> None:
-        """Begin to look if the end of a transaction has reached its partitions, once Pulsar said that it has ended.
+        """Begin to look, in the background, if the end of a transaction has reached its partitions, once Pulsar said
+        that it has ended. Where it has not, it is carried out again.
 
         `here` is True if no other broker took part in the transaction.
         """
@@ -94,7 +96,8 @@ class EndsOnPartitions:
     # --- late fences
 
     async def _ask_about_fences(self, doubt: Due) -> None:
-        """End a transaction again on partitions where a fence was stored behind its end, so that readers can pass.
+        """Ask if a transaction has ended, and end it again on partitions where a fence was stored behind its end, so
+        that readers can pass.
 
         A gateway that was stopped, cut off from Pulsar or killed may be so late: another one has ended the transaction
         since. Pulsar ignores such a fence if the transaction was aborted. If it was committed, the fence opens it again
@@ -117,7 +120,9 @@ class EndsOnPartitions:
             self._late.answered(doubt, now())
 
     async def _has_ended(self, txn: TxnId, names: Collection[str]) -> bool:
-        """Return true if a transaction has ended on all of its partitions. PulsarError if that is not known."""
+        """Return true if a transaction has ended on all of its partitions; it is asked by adding these once more, which
+        changes nothing in an open one. PulsarError if that is not known.
+        """
         try:
             await self._transactions.add(txn, list(names))
         except PulsarError as error:
@@ -129,7 +134,9 @@ class EndsOnPartitions:
     # --- lost ends
 
     async def _ask_about_ends(self, name: str) -> None:
-        """Carry out again the ends of transactions that Pulsar lost on a partition while that was being unloaded."""
+        """Carry out again the ends of transactions that Pulsar lost on the partition `name` while that was being
+        unloaded. If Pulsar does not answer, a later look tries again.
+        """
         now = self._context.loop.time
         asked = now()
 
@@ -156,8 +163,8 @@ class EndsOnPartitions:
     # --- the cure
 
     async def _lift(self, txn: TxnId, name: str, fault: Fault, *, commit: bool) -> None:
-        """End a transaction on a partition that holds readers back at it although it has ended. PulsarError if Pulsar
-        refuses it or does not answer.
+        """End a transaction once more on a partition, unless Pulsar says that it does not hold readers back at it
+        there; that is counted as `fault`, and logged. PulsarError if Pulsar refuses it or does not answer.
         """
         try:
             if not await self._context.admin.holds_transaction(name, txn):
@@ -182,7 +189,7 @@ class EndsOnPartitions:
 
 
 async def _for_each(values: Collection[T], do: Callable[[T], Coroutine[Any, Any, None]]) -> None:
-    """Call `do` for all values, `_AT_ONCE` at a time. An error is raised when the others of its group are done."""
+    """Call `do` for all values, 16 at a time. An error is raised when the others of its group are done."""
     ordered = list(values)
     for first in range(0, len(ordered), _AT_ONCE):
         done = await asyncio.gather(*map(do, ordered[first : first + _AT_ONCE]), return_exceptions=True)

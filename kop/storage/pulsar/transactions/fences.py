@@ -68,8 +68,8 @@ class Fences:
         self._opening: dict[str, asyncio.Task[_FenceProducer]] = {}
 
     async def put(self, partition: FencedPartition, txn: TxnId, still_open: Callable[[], Awaitable[None]]) -> None:
-        """Write a fence, the entry that opens a transaction on a partition, and wait until it is stored. PulsarError or
-        KopError if that fails.
+        """Write a fence, the entry that opens a transaction on a partition, wait until it is stored, and tell the
+        partition its position. PulsarError or KopError if that fails.
 
         `still_open` is awaited before it is sent, if a producer had to be opened first: that may take long.
         """

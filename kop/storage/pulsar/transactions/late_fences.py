@@ -69,7 +69,8 @@ class LateFences:
         return len(self._doubts)
 
     def stored(self, txn: TxnId, partitions: Collection[str], now: float, *, doubtful: bool = False) -> None:
-        """Watch fences of this broker that are stored in a transaction, which was open a moment ago.
+        """Watch fences of this broker that are stored in a transaction, which was open a moment ago: a question about
+        them is due a second later, at once if `doubtful`.
 
         `doubtful`: it is not known if they are stored, or that moment is long ago.
         """
@@ -89,7 +90,7 @@ class LateFences:
 
     def ended_of_other(self, txn: TxnId, partitions: Collection[str], now: float, *, commit: bool) -> None:
         """Watch the partitions of a transaction that has ended, and that this broker did not begin or did not end:
-        fences that another broker sent may be stored later.
+        fences that another broker sent may be stored later. Four looks are due, up to 12 seconds later.
         """
         known = self._doubts.pop(txn, None)
         names = frozenset(partitions) | (known.partitions if known is not None else frozenset())
@@ -99,13 +100,17 @@ class LateFences:
             self._doubts[txn] = _Doubt(names, now + first, now + ASK_SECONDS, looks, ended=True, commit=commit)
 
     def ended_elsewhere(self, asked: Due, now: float) -> None:
-        """Watch the partitions of a transaction that, as Pulsar answered, has ended in an unknown way."""
+        """Watch the partitions of a transaction that, as Pulsar answered, has ended in an unknown way; a look at them
+        is due 15 seconds later.
+        """
         doubt = self._doubts.get(asked.txn)
         if doubt is not None and not doubt.ended:
             doubt.ended, doubt.at = True, now + UNKNOWN_SECONDS
 
     def due(self, now: float) -> list[Due]:
-        """Return the questions that have to be asked now. Each is due again after a while, unless it is answered."""
+        """Return the questions that have to be asked at the time `now`. Each is due again a second later, unless it is
+        answered.
+        """
         due = []
         for txn, doubt in self._doubts.items():
             if doubt.at <= now:
@@ -127,8 +132,8 @@ class LateFences:
             del self._doubts[asked.txn]
 
     def failed(self, asked: Due, now: float) -> bool:
-        """Keep a question that Pulsar did not answer; return false if it is not asked again, since that has gone on for
-        long.
+        """Keep a question that Pulsar did not answer; return false, and drop it, if Pulsar has not answered it for 600
+        seconds.
         """
         doubt = self._doubts.get(asked.txn)
         if doubt is None or now < doubt.until:

@@ -85,8 +85,8 @@ class LostEnds:
             watched.ends.append(end)
 
     def due(self, now: float) -> list[str]:
-        """Return the partitions to look at now, those first that have waited longest; each is due again after a
-        while.
+        """Return up to 10 partitions to look at now, those first that have waited longest; each is due again 5 seconds
+        later. Partitions without an end for 600 seconds are forgotten.
         """
         idle = [
             name
@@ -106,8 +106,8 @@ class LostEnds:
         return names
 
     def looked(self, name: str, recovered: int, asked: float) -> list[End]:
-        """Return the ends on a partition that are in doubt: its buffer was `recovered` at another time than at the last
-        look. Pulsar was asked at the time `asked`.
+        """Return the ends on a partition that are in doubt: its buffer was `recovered` (ms, by the Pulsar broker) at
+        another time than at the last look. Pulsar was asked at the time `asked`.
 
         `settled` has to be called when Pulsar was asked about all of them; if none is in doubt, old ends are forgotten
         here.
@@ -122,14 +122,16 @@ class LostEnds:
         return [end for end in watched.ends if end.at <= asked]
 
     def settled(self, name: str, asked: float) -> None:
-        """Forget the old ends of a partition: none of them held readers back at the time `asked`."""
+        """Forget the ends of a partition that were 10 seconds old at the time `asked`: none of them held readers back
+        then.
+        """
         watched = self._partitions.get(name)
         if watched is not None and watched.ends:
             self._keep(watched, [end for end in watched.ends if end.at > asked - SETTLED_SECONDS])
 
     def failed(self, name: str, now: float) -> bool:
-        """Keep the ends of a partition of which Pulsar told nothing, or not all; return false if old ones were given
-        up.
+        """Keep the ends of a partition of which Pulsar told nothing, or not all, and look again after 1 second, or 5 if
+        none is of the last 30. Return false if ends were given up, since they are older than 600 seconds.
         """
         watched = self._partitions.get(name)
         if watched is None:

@@ -32,10 +32,10 @@ UnfitReason = str
 
 
 async def whole_batches_unfit(context: PulsarContext, transactions: Transactions, topic: str) -> UnfitReason | None:
-    """Return the reason why whole batches cannot be in Pulsar's transactions; None if they can.
+    """Try transactions on a new topic; return the reason why whole batches cannot be in Pulsar's, None if they can.
 
-    `topic` is one that does not exist; it is made, and deleted at the end. PulsarError or KopError if that cannot be
-    found out now.
+    `topic` is one that does not exist; it is made, and deleted in the background at the end. PulsarError or KopError if
+    that cannot be found out now, or not within 60 seconds.
     """
     await context.admin.create_partitioned(topic, 1, {})
     try:

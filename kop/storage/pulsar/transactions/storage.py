@@ -62,9 +62,7 @@ class TransactionPartition(FencedPartition, Protocol):
     """A partition that has a part in a transaction."""
 
     async def nobody_else_writes(self, producer_id: int) -> bool:
-        """Return true if no other broker can write for a producer id any more; see
-        `PartitionProducers.nobody_else_writes`.
-        """
+        """Return true once no other broker has the Pulsar producer of a producer id; false if Pulsar does not tell."""
 
 
 class PulsarTransactions:
@@ -107,8 +105,8 @@ class PulsarTransactions:
         self._ends = EndsOnPartitions(context, transactions)
 
     async def start(self, *, used: bool) -> None:
-        """Ask if the cluster has transactions. If they were `used` before, their kind is found out at once, in the
-        background; else before the first of them.
+        """Ask if the cluster has transactions; if not, `refusal` says so, and Pulsar is asked again and again. If they
+        were `used` before, their kind is found out at once, in the background; else before the first of them.
         """
         try:
             await self._transactions.coordinators()
@@ -122,7 +120,9 @@ class PulsarTransactions:
             self._finding_out = self._context.loop.create_task(self._find_out())
 
     def _refuse(self, error: PulsarError) -> None:
-        """Refuse transactions, because Pulsar has none; do nothing if the error may pass."""
+        """Refuse transactions, by `refusal` and with a warning, because Pulsar has none; do nothing if the error may
+        pass.
+        """
         if error.retriable:
             return
         if self.refusal is None:
@@ -130,7 +130,9 @@ class PulsarTransactions:
         self.refusal = f"Pulsar has no transactions: {error.message}"
 
     async def _find_out(self) -> None:
-        """Ask Pulsar again and again until it is known if there are transactions: an operator may enable them."""
+        """Ask Pulsar again and again until it is known if there are transactions, and of which kind: an operator may
+        enable them.
+        """
         backoff = Backoff(0.2, _LOOK_AGAIN_SECONDS)
         while not self._known.is_set():
             try:
@@ -148,8 +150,8 @@ class PulsarTransactions:
             await asyncio.sleep(backoff.next())
 
     async def _try_whole_batches(self) -> str | None:
-        """Return the reason why whole batches cannot be in transactions of Pulsar, if two topics show it; else None.
-        PulsarError or KopError if that cannot be found out now.
+        """Return the reason why whole batches cannot be in transactions of Pulsar, if trying it on two topics, one
+        after the other, shows it; else None. PulsarError or KopError if that cannot be found out now.
 
         See docs/quirks.md, "A new topic may be recovered without its aborted transaction".
         """
@@ -172,8 +174,8 @@ class PulsarTransactions:
         self._known.set()
 
     async def begin(self, timeout_ms: int) -> bytes:
-        """Begin a Pulsar transaction, or use the one that is kept ready; return its name for the coordinator's
-        record.
+        """Begin a Pulsar transaction for a Kafka transaction with that time limit, or use the one that is kept ready;
+        return its name for the coordinator's record. KopError if there are no transactions, or Pulsar does not answer.
         """
         await self._until_known()
         txn = await (self._take_ready() if timeout_ms <= _READY_MS else self._new(timeout_ms + _BEYOND_MS))
@@ -181,8 +183,9 @@ class PulsarTransactions:
         return transaction_name(EntryTransaction(*txn, sent_in=not self.whole_batches))
 
     async def add(self, storage_transaction: bytes, partitions: Collection[tuple[str, int]]) -> None:
-        """Add partitions to the Pulsar transaction, and write a fence to each. TRANSACTION_ABORTABLE if Pulsar has
-        ended the transaction by itself.
+        """Add partitions, by topic name and number, to the Pulsar transaction of that name, and write a fence to each,
+        if whole batches are in it; wait until these are stored. TRANSACTION_ABORTABLE if Pulsar has ended the
+        transaction by itself; other errors are KopErrors.
         """
         named = self._named(storage_transaction)
         txn = TxnId(named.most, named.least)
@@ -191,8 +194,8 @@ class PulsarTransactions:
         doing = f"cannot add partitions to Pulsar's transaction {txn}"
 
         async def still_open() -> None:
-            """Refuse a fence of a transaction that has ended, since it would hold readers back for good: the answer has
-            to be fresh.
+            """Raise PulsarError if the transaction has ended, or Pulsar says only after 2 seconds or more, three times,
+            that it is open: a fence of a transaction that has ended would hold readers back for good.
             """
             for _ in range(_TRIES):
                 asked = self._context.loop.time()
@@ -226,7 +229,9 @@ class PulsarTransactions:
             raise refused from error
 
     async def confirm(self, storage_transaction: bytes, partitions: Collection[tuple[str, int]]) -> None:
-        """Raise TRANSACTION_ABORTABLE if Pulsar's clock or one of its tools has ended the transaction."""
+        """Raise TRANSACTION_ABORTABLE if Pulsar's clock or one of its tools has ended the transaction; another KopError
+        if Pulsar does not tell.
+        """
         named = self._named(storage_transaction)
         txn = TxnId(named.most, named.least)
         names = [
@@ -242,7 +247,9 @@ class PulsarTransactions:
             raise refused from error
 
     def stop_writes(self, storage_transaction: bytes) -> None:
-        """Send no batch into the transaction from now on: what waits for a producer is refused."""
+        """Send no batch into the transaction from now on: what waits for a producer is refused. Bytes that name no
+        transaction are ignored.
+        """
         named = transaction_of(storage_transaction)
         if named is not None:
             self._ended_lately.add(TxnId(named.most, named.least))
@@ -263,7 +270,10 @@ class PulsarTransactions:
         return all(answers)
 
     async def end(self, ended: EndedTransaction) -> None:
-        """Commit or abort the Pulsar transaction, so that readers see its records all at once, or never."""
+        """Commit or abort the Pulsar transaction, so that readers see its records all at once, or never; then watch in
+        the background that this has reached its partitions. A transaction that Pulsar does not know counts as ended.
+        KopError if Pulsar refuses it or does not answer.
+        """
         named = self._named(ended.storage_transaction)
         txn = TxnId(named.most, named.least)
         try:
@@ -296,8 +306,8 @@ class PulsarTransactions:
         )
 
     def close_idle(self, now: float, seconds: float) -> None:
-        """Close fences' producers and drop a ready transaction that nobody used for `seconds`; `now` is the loop's
-        time.
+        """Close fences' producers that wrote none for `seconds`, and end the transaction that is kept ready if it is
+        older than that; `now` is the loop's time.
         """
         self._fences.close_idle(now, seconds)
         for txn, begun in tuple(self._begun.items()):
@@ -311,7 +321,7 @@ class PulsarTransactions:
                 self._context.spawn(self._give_back(ready.result()))
 
     async def close(self) -> None:
-        """End the transaction that is kept ready, and close the fences' producers."""
+        """End the transaction that is kept ready, close the fences' producers, and watch ended transactions no more."""
         await self._ends.close()
         if self._finding_out is not None:
             self._finding_out.cancel()
@@ -328,8 +338,8 @@ class PulsarTransactions:
     # --- inside
 
     async def _until_known(self) -> None:
-        """Wait until it is known of which kind transactions are here. KopError if there are none, or if that takes
-        long.
+        """Wait until it is known of which kind transactions are here. COORDINATOR_NOT_AVAILABLE if that takes more than
+        20 seconds; TRANSACTIONAL_ID_AUTHORIZATION_FAILED if there are none.
         """
         if not self._known.is_set() and self.refusal is None:
             self._begin_to_find_out()
@@ -362,7 +372,9 @@ class PulsarTransactions:
             raise self._context.faults.refused(error, Refused.TRANSACTIONS, "cannot begin a transaction") from error
 
     async def _take_ready(self) -> TxnId:
-        """Return the transaction that is kept ready, if there is one; another one is made ready for the next caller."""
+        """Return the transaction that is kept ready, or a new one if there is none, or it is more than an hour old;
+        another one is made ready for the next caller. KopError if Pulsar refuses it.
+        """
         ready, since, now = self._ready, self._ready_since, self._context.loop.time()
         self._ready = self._context.loop.create_task(self._new(2 * _READY_MS + _BEYOND_MS))
         self._ready.add_done_callback(_heard)
