@@ -275,26 +275,29 @@ def a_watermark_closes_windows_and_drops_late_records(run: Run) -> None:
         same(closed(), [(0, 2), (1, 1), (2, 1), (6, 1), (10, 1)], "in the end")
 
 
-class Lines(DataSource):  # type: ignore[misc]  # PySpark is not there for mypy
-    """A format of a user with a writer for batches alone: a file of JSON lines for each task."""
+def lines_format() -> Any:
+    """A format of a user with a writer for batches alone: a file of JSON lines for each task.
 
-    @classmethod
-    def name(cls) -> str:
-        return "kop_lines"
+    Its classes are made here, so that they travel to Python workers, which cannot import this module.
+    """
 
-    def writer(self, schema: Any, overwrite: bool) -> DataSourceWriter:
-        return LinesWriter(self.options["path"])
+    class Writer(DataSourceWriter):  # type: ignore[misc]  # PySpark is not there for mypy
+        def __init__(self, path: str) -> None:
+            self._path = path
 
+        def write(self, iterator: Any) -> Any:
+            Path(self._path, f"{uuid.uuid4().hex}.lines").write_text("".join(f"{row.value}\n" for row in iterator))
+            return WriterCommitMessage()
 
-class LinesWriter(DataSourceWriter):  # type: ignore[misc]
-    """The writer of `Lines`."""
+    class Lines(DataSource):  # type: ignore[misc]
+        @classmethod
+        def name(cls) -> str:
+            return "kop_lines"
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+        def writer(self, schema: Any, overwrite: bool) -> Any:
+            return Writer(self.options["path"])
 
-    def write(self, iterator: Any) -> WriterCommitMessage:
-        Path(self._path, f"{uuid.uuid4().hex}.lines").write_text("".join(f"{row.value}\n" for row in iterator))
-        return WriterCommitMessage()
+    return Lines
 
 
 OTHER = """\
@@ -321,7 +324,7 @@ def sinks_of_other_formats_have_each_row_at_least_once(run: Run) -> None:
         words = Words(run, path, "true")
         words.file.write_text(OTHER.format(name=words.source, source=words.source, path=path))
         Path(path, "lines").mkdir()
-        session().dataSource.register(Lines)
+        session().dataSource.register(lines_format())
 
         def table() -> list[str]:
             options = {"url": f"jdbc:derby:{path}/db", "driver": "org.apache.derby.jdbc.EmbeddedDriver"}
