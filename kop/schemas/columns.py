@@ -26,10 +26,10 @@ from kop.schemas.by_version import ByVersionReader, Versions, named
 from kop.schemas.confluent import HEAD, ConfluentRegistry, Schema, schema_id_of
 from kop.schemas.errors import BadRecordError, SchemaError, UnknownSchemaError, UnresolvableError
 from kop.schemas.json_text import JsonReader
-from kop.schemas.parts import Decoded, SchemaReader, in_order, present
 from kop.schemas.primitives import PRIMITIVES, PrimitiveReader, split_pair
 from kop.schemas.protobuf import ProtobufReader, ProtobufSchema, read_indexes
 from kop.schemas.pulsar import KEY_VALUE, PulsarSchema, topic_schema, topic_schemas
+from kop.schemas.schema_reader import Decoded, SchemaReader, in_order, present
 from kop.schemas.types import in_sql, widened
 from kop.schemas.versions import VersionsReader
 
