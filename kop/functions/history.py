@@ -113,7 +113,10 @@ class FunctionHistory:
 def read_history(
     settings: Mapping[str, Any], patience: float, fqfn: str, revision: int | None, limit: int
 ) -> list[tuple[Request, LeaderAnswer | None]]:
-    """Return what `FunctionHistory.read` returns, by a client of its own. `settings` are kafka-python's."""
+    """Return the last `limit` requests for a function, the oldest of them first, each with its answer or None, by a
+    client of its own. `settings` are kafka-python's; `patience`: the seconds for which requests to the server are tried
+    again; `revision`: that of the current definition, None if there is none.
+    """
     reader = ReadClient(settings, int(patience * 1000))
     try:
         return FunctionHistory(reader, fqfn).read(limit, revision)

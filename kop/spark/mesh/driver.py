@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
 import socket
 import tempfile
@@ -38,9 +37,11 @@ from kop.spark.mesh.component import TaskComponent, Work
 from kop.spark.mesh.counting import Counting
 from kop.spark.mesh.cutting import components_of, topics_of
 from kop.spark.mesh.edge_rates import EdgeRates, ReadingPart, edge_rate
+from kop.spark.mesh.failures import told
 from kop.spark.mesh.followed import DefinedMesh, FollowedMesh
 from kop.spark.mesh.link import Hub, TaskLine
-from kop.spark.mesh.parts import Part, PartQueries
+from kop.spark.mesh.part_options import Part
+from kop.spark.mesh.parts import PartQueries
 from kop.spark.mesh.phases import phases
 from kop.spark.mesh.planning import Planner
 from kop.spark.mesh.session import cores_for, cores_of, is_here
@@ -68,7 +69,6 @@ _KEPT_TEXTS: Final = 10
 BATCH_END_SECONDS: Final = 1.0
 """The seconds that the end of a mesh waits for a batch of a source or a sink; one that is cut off is done again."""
 NO_VERSION: Final = -1
-_ERROR: Final = re.compile(r"^(?:: |Caused by: )?(?:[\w.]+\.)?(\w*(?:Error|Exception|Exit)): (.+)", re.MULTILINE)
 
 
 @dataclass
@@ -769,12 +769,3 @@ def checkpoints_folder() -> Path:
 def _counts(reader: ReadClient) -> dict[str, int]:
     """Return the number of partitions of each topic that is not internal."""
     return {name: len(topic.leaders) for name, topic in reader.topics(None).items() if not topic.internal}
-
-
-def told(text: str) -> str:
-    """Return the message in a query's error: that of the failed task, without the stacks around it."""
-    if "Python worker exited unexpectedly" in text:
-        return "its Python worker has ended"
-    errors = [f"{name}: {rest}" for name, rest in _ERROR.findall(text) if not name.startswith("Py4J")]
-    lines = text.strip().splitlines()
-    return (errors[-1] if errors else lines[0] if lines else "no reason is known")[:1000]
