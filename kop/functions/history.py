@@ -17,9 +17,9 @@ from kop.client.batches import StoredRecords
 from kop.client.offsets import EARLIEST, LATEST
 from kop.client.read_client import OUT_OF_RANGE, FetchSettings, ReadClient
 from kop.functions.definitions import DamagedRecordError, LeaderAnswer, Request, from_log
-from kop.functions.effects import OK
 from kop.functions.metadata import REQUESTS
 from kop.functions.reading import READ_COMMITTED
+from kop.functions.request_effects import OK
 
 SCANNED_OFFSETS: Final = 50_000
 """The number of the last offsets that are read: a request takes about three."""

@@ -13,10 +13,10 @@ from typing import Any
 
 from kop.functions.assigned_instances import ASK_SECONDS, AssignedInstances, unknown
 from kop.functions.definitions import Assignment, InstanceName, WorkerInfo
-from kop.functions.effects import WRONG
 from kop.functions.group_lag import lag_of
 from kop.functions.metadata import FunctionsMetadata
 from kop.functions.other_workers import OtherWorkerError, OtherWorkers
+from kop.functions.request_effects import WRONG
 from kop.functions.spec import FunctionSpec
 from kop.functions.triggers import ABSENT, TriggerError, place_for
 from kop.functions.waiting import SEEN_SECONDS, until

@@ -25,7 +25,7 @@ from kop.functions.definitions import (
     spec_of,
     updated,
 )
-from kop.functions.effects import DEFECT, LOST, MAX_BYTES, NO_PACKAGE, NOT_THERE, OK, WRONG, Effects, lost
+from kop.functions.request_effects import DEFECT, LOST, MAX_BYTES, NO_PACKAGE, NOT_THERE, OK, WRONG, Effects, lost
 from kop.functions.scheduler import Wish
 from kop.functions.spec import FunctionSpec, SpecError
 from kop.functions.topics import HOME, TopicNames

@@ -16,10 +16,10 @@ from typing import Any, Final, cast
 from kop import clock
 from kop.functions.code_check import check
 from kop.functions.definitions import NOT_YET, Definition, Kind, LeaderAnswer, Request, spec_of, updated
-from kop.functions.effects import NO_PACKAGE, WRONG
 from kop.functions.packages import Package, PackageError, unpack
 from kop.functions.refusals import RefusedFunctionError, concerning
 from kop.functions.registry import Registry
+from kop.functions.request_effects import NO_PACKAGE, WRONG
 from kop.functions.spec import SpecError
 from kop.functions.topics import TopicNames
 from kop.functions.waiting import SEEN_SECONDS, until

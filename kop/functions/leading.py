@@ -42,7 +42,6 @@ from kop.functions.definitions import (
     mesh_key,
     to_log,
 )
-from kop.functions.effects import Effects
 from kop.functions.input_topics import partitions_of, reads, topics_of
 from kop.functions.instance import ID_PREFIX
 from kop.functions.instance import TRANSACTION_TIMEOUT_MS as INSTANCE_TIMEOUT_MS
@@ -59,6 +58,7 @@ from kop.functions.metadata import (
 )
 from kop.functions.reading import READ_COMMITTED
 from kop.functions.refusals import RefusedFunctionError, concerning
+from kop.functions.request_effects import Effects
 from kop.functions.scheduler import Assignments, Scheduler, Wish, mistake, schedule
 from kop.functions.spec import FunctionSpec
 from kop.functions.topics import TopicNames

@@ -17,7 +17,7 @@ from kop.functions.definitions import (
     WantedMesh,
     spec_of,
 )
-from kop.functions.effects import LOST, MAX_BYTES, NO_PACKAGE, NOT_THERE, OK, WRONG, Effects, lost
+from kop.functions.request_effects import LOST, MAX_BYTES, NO_PACKAGE, NOT_THERE, OK, WRONG, Effects, lost
 from kop.functions.spec import SpecError
 from kop.functions.topics import TopicNames
 

@@ -36,12 +36,12 @@ from kop.functions.definitions import (
     mesh_of,
     to_log,
 )
-from kop.functions.effects import LOST, NO_PACKAGE, NOT_THERE, OK
 from kop.functions.leading import GROUP, produce
 from kop.functions.metadata import CONFIGS, DEFINITIONS, PACKAGES, REQUESTS, Record
 from kop.functions.packages import Assembler, Package, chunks
 from kop.functions.reading import READ_COMMITTED
 from kop.functions.registry import Registry, membership_of
+from kop.functions.request_effects import LOST, NO_PACKAGE, NOT_THERE, OK
 from kop.functions.topics import TopicNames
 
 ANSWER_SECONDS: Final = 60.0
