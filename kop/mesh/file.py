@@ -212,7 +212,7 @@ class _Reader:
         formats = self._formats(section)
         part = SourcePart(
             name=name,
-            format=section.text("format", is_needed="a format that Spark reads, as json, csv or rate"),
+            format=_short(section.text("format", is_needed="a format that Spark reads, as json, csv or rate")),
             options=section.options("options"),
             schema=section.text("schema"),
             output=output,
@@ -230,7 +230,7 @@ class _Reader:
         part = SinkPart(
             name=name,
             inputs=tuple(dict.fromkeys(inputs)),
-            format=section.text("format", is_needed="a format that Spark writes, as parquet, csv or jdbc"),
+            format=_short(section.text("format", is_needed="a format that Spark writes, as parquet, csv or jdbc")),
             options=section.options("options"),
             columns=tuple(text for _, text in section.texts("columns")),
             **formats,
@@ -332,6 +332,11 @@ class _Reader:
         fixed = {name: text for name, text in fixed.items() if name not in section.fields}
         py = section.text("py")
         return fixed | ({"py": str(self._folder / py)} if py else {})
+
+
+def _short(name: str) -> str:
+    """Return the name of a format of Spark, which minds case in names of classes alone."""
+    return name if "." in name else name.lower()
 
 
 def _named(spec: FunctionSpec) -> list[str]:
