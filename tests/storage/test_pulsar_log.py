@@ -404,6 +404,66 @@ async def test_after_the_tail_was_lost_the_next_batch_attaches_again_and_nothing
     await play.log.close()
 
 
+async def test_what_is_idle_is_closed_though_the_tail_was_lost() -> None:
+    """Another gateway may want the names, and nobody may ask this one for the partition again."""
+    play = Play(41)
+    await play.run("aSR T")
+    plain = batch(["x"])
+    play.futures.append(play.log.append(plain, read_header(plain), now_ms=0))
+    await settle()
+    await play.run("SR T")
+    play.log.join_transaction(41, 0, transaction_name(transcode.EntryTransaction(1, 2)))
+    await play.run("!")
+    assert not play.log.attached
+    assert play.broker.open_names == {"pid-41", "gateway"}
+    now = play.log.loop.time()
+    play.log.close_idle(now + 100, 10)
+    await settle()
+    assert play.broker.open_names == {"gateway"}
+    assert not play.log.in_transaction(41, 0)
+    play.log.close_idle(now + 100 + play.engine.settings.tail_seconds + 1, 10)
+    await settle()
+    assert play.broker.open_names == set()
+    assert not play.log.producing
+    await play.run("aSR")
+    assert play.outcomes == [3, 5, 6]
+    await play.log.close()
+
+
+async def test_a_transaction_is_forgotten_though_its_log_never_attached() -> None:
+    """While a batch of it waits for that, it is known."""
+    play = Play(41)
+    play.broker.attach_error = PulsarError("ServiceNotReady", "soon")
+    play.log.join_transaction(41, 0, transaction_name(transcode.EntryTransaction(1, 2)))
+    play.append(transactional=True)
+    play.log.close_idle(play.log.loop.time(), 10)
+    assert play.log.in_transaction(41, 0)
+    await settle()
+    assert play.outcomes == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
+    play.log.close_idle(play.log.loop.time(), 10)
+    assert not play.log.in_transaction(41, 0)
+    await play.log.close()
+
+
+async def test_a_log_that_attaches_for_long_is_not_let_go() -> None:
+    """Its producers are still there from before the tail was lost."""
+    play = Play(-1)
+    await play.run("aSR T !")
+    turns = play.log.services.attaching = Turns(1, slow_seconds=3600)
+    taken = turns.turn()
+    await taken.__aenter__()
+    waiting = asyncio.ensure_future(play.log.attach())
+    await settle()
+    now, long = play.log.loop.time(), play.engine.settings.tail_seconds + 1
+    for round_ in range(3):
+        play.log.close_idle(now + round_ * long, 10)
+    await taken.__aexit__(None, None, None)
+    await waiting
+    assert play.log.attached
+    assert play.broker.open_names == {"gateway"}
+    await play.log.close()
+
+
 async def test_a_stream_that_was_left_does_not_reach_the_log() -> None:
     play = Play(-1)
     await play.run("aSR T")

@@ -847,11 +847,14 @@ class PulsarLog(Partition):
         """Close producers and readers that nobody used for `seconds`, so that another broker may use the producers'
         names; `now` is the loop's time.
 
-        If nobody asked for the partition for `tail_seconds` of the settings, the log detaches.
+        If nobody asked for the partition for `tail_seconds` of the settings, the log detaches, and the producer for
+        batches without an id is closed, too. A log that lost its tail has producers all the same.
         """
+        if self._waiting or not (self.attached or self._producers or self._producers.in_transactions):
+            return  # batches wait for the first attaching, and have no producers yet; or nothing is held, as mostly
         self._producers.close_idle(now, seconds)
         self._readers.close_idle(now, seconds)
-        busy = self.observed or self.appends or self._waiting or not self._producers.idle
+        busy = self.observed or self.appends or self._attaching or not self._producers.idle
         if self._in_demand or busy or self._lease.producer is not None:
             self._in_demand, self._demanded = False, now
         elif now - self._demanded > self.context.settings.tail_seconds:
