@@ -1627,6 +1627,34 @@ async def test_a_partition_with_a_publish_rate_of_its_own_is_written_over_anothe
     await play.log.close()
 
 
+async def test_pulsar_is_asked_again_whose_rate_it_is_where_it_did_not_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(throttle, "LATE_SECONDS", -1.0)  # each receipt is late
+    monkeypatch.setattr(throttle, "MOST_LATENESS", 0.0)
+    monkeypatch.setattr(throttle, "ASK_SECONDS", 0.0)
+    monkeypatch.setattr(throttle, "BETWEEN_SECONDS", 0.0)
+    play = Play(41)
+    answer = play.engine.rest.has_publish_rate
+    answers: list[bool | None] = [None, True]
+
+    async def has_publish_rate(topic: str) -> bool:
+        if (own_rate := answers.pop(0)) is None:
+            raise PulsarError("Timeout", "so says the test")
+        play.broker.has_publish_rate = own_rate
+        return await answer(topic)
+
+    monkeypatch.setattr(play.engine.rest, "has_publish_rate", has_publish_rate)
+    for count in (0, 1, 1, 2, 3):
+        play.broker.stats = {"publishRateLimitedTimes": count}
+        await play.run("aSR")
+    assert answers == []
+    assert "t-0 is written to faster than its publish rate allows" in caplog.text
+    assert len(play.broker.lanes) == 2
+    assert play.broker.lanes[1]
+    await play.log.close()
+
+
 # --- what is stored already is answered with its offset
 
 
