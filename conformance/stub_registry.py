@@ -1,18 +1,24 @@
 """A schema registry in memory with the calls of Confluent's API that serializers and kop make, for tests.
 
-Owns: ids, subjects and versions, and faults on demand: `refusals`, `down`. A schema is what was registered; Protobuf
-comes as confluent-kafka sends it, a file descriptor in base64.
-Must not know: formats.
+Owns: ids, subjects and versions, references, and faults on demand: `refusals`, `down`. A schema is what was registered.
+Protobuf comes as confluent-kafka sends it, a file descriptor in base64, and is shown as its text: the descriptor is
+there by its id, for who asks for `format=serialized`. Newer registries have it by subjects, too.
+Must not know: what formats mean, beyond the imports of Protobuf.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from google.protobuf import descriptor_pb2
+
+from conformance.proto_text import proto_text
 
 
 class StubRegistry:
@@ -44,7 +50,8 @@ class StubRegistry:
 
     def answer(self, method: str, target: str, body: dict[str, Any]) -> tuple[int, Any]:
         """Return status and body of the answer to a request."""
-        path = unquote(urlsplit(target).path)
+        parts = urlsplit(target)
+        path = unquote(parts.path)
         self.requests.append(f"{method} {target}")
         if self.down:
             return 503, {"error_code": 50301, "message": "the registry is down"}
@@ -52,7 +59,7 @@ class StubRegistry:
             number = int(match[1])
             if not 1 <= number <= len(self.schemas):
                 return 404, {"error_code": 40403, "message": f"Schema {number} not found"}
-            return 200, self._shown(number)
+            return 200, self._shown(number, serialized=parse_qs(parts.query).get("format") == ["serialized"])
         match = re.fullmatch(r"/subjects/(.+?)(/versions(?:/(\w+))?)?", path)
         if match is None:
             return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}
@@ -79,16 +86,37 @@ class StubRegistry:
             if subject in self.refusals:
                 status, message = self.refusals[subject]
                 return status, {"error_code": status, "message": message}
+            if (wrong := self._wrong(schema)) is not None:
+                return 422, {
+                    "error_code": 42201,
+                    "message": f"the schema, or one it refers to, is {wrong}",
+                }
             number = self.add(subject, schema["schema"], schema["schemaType"], schema["references"])
             return 200, {"id": number}
         for version, number in enumerate(self.subjects.get(subject, []), 1):
             if self.schemas[number - 1] == schema:
-                return 200, {"subject": subject, "id": number, "version": version} | schema
+                return 200, {"subject": subject, "id": number, "version": version} | self._shown(number)
         return 404, {"error_code": 40403, "message": "Schema not found"}
 
-    def _shown(self, number: int) -> dict[str, Any]:
-        """Return a schema as the registry shows it: Avro's type and empty references are left out."""
+    def _wrong(self, schema: dict[str, Any]) -> str | None:
+        """Return why a schema cannot be registered; None if it can."""
+        for reference in schema["references"]:
+            if not 0 < reference["version"] <= len(self.subjects.get(reference["subject"], [])):
+                return f"invalid: no {reference['subject']} of version {reference['version']}"
+        if schema["schemaType"] == "PROTOBUF":
+            named = {reference["name"] for reference in schema["references"]}
+            for imported in _file(schema["schema"]).dependency:
+                if imported not in named and not imported.startswith("google/protobuf/"):
+                    return f"invalid: {imported} cannot be imported"
+        return None
+
+    def _shown(self, number: int, *, serialized: bool = False) -> dict[str, Any]:
+        """Return a schema as the registry shows it: Avro's type and empty references are left out, Protobuf is text
+        unless it is to be `serialized`.
+        """
         schema = dict(self.schemas[number - 1])
+        if schema["schemaType"] == "PROTOBUF" and not serialized:
+            schema["schema"] = proto_text(base64.b64decode(schema["schema"]))
         if schema["schemaType"] == "AVRO":
             del schema["schemaType"]
         if not schema["references"]:
@@ -132,3 +160,7 @@ class StubRegistry:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(5)
+
+
+def _file(text: str) -> descriptor_pb2.FileDescriptorProto:
+    return descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))

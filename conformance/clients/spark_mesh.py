@@ -164,6 +164,47 @@ def a_query_that_wants_another_output_mode_says_so(run: Run) -> None:
         )
 
 
+SINKS = """\
+name: {name}
+trigger: batch
+batchSeconds: 1
+kopOptions: {{mode: PERMISSIVE, valueSchema: "n INT"}}
+sinks:
+  - {{name: {name}-strict, inputs: [{source}], format: json, options: {{path: {path}/strict}},
+      valueFormat: json, kopOptions: {{mode: FAILFAST}}}}
+  - {{name: {name}-kept, inputs: [{source}], format: json, options: {{path: {path}/kept}}, valueFormat: json}}
+"""
+
+
+@case(kop=True, kafka=False, limit=180, alone=True)
+def a_bad_record_stops_a_sink_and_status_says_which(run: Run) -> None:
+    with folder() as path:
+        words = Words(run, path, "true")
+        words.file.write_text(SINKS.format(name=words.source, source=words.source, path=path))
+        with producer(run) as p:
+            for value in (b'{"n": 1}', b"no", b'{"n": 3}'):
+                p.send(words.source, value, partition=1).get(timeout=20)
+        mesh: Any = words.start(once=False)
+        try:
+            place = f"topic {words.source} partition 1 offset 1 is bad; value: "
+            eventually(lambda: any(place in part["reason"] for part in mesh.status()["components"]), 120)
+            states = {part["name"].rpartition("-")[2]: part for part in mesh.status()["components"]}
+            assert states["strict"]["reason"].startswith("RecordDecodeError: set mode to PERMISSIVE"), states["strict"]
+            same(states["kept"]["reason"], "", "what is wrong with the other sink")
+
+            def kept() -> list[Any]:
+                files = Path(path, "kept").glob("*.json")
+                rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+                return sorted(
+                    (row["offset"], row.get("value"), row.get("decodeError", "").partition(":")[0]) for row in rows
+                )
+
+            eventually(lambda: kept() == [(0, {"n": 1}, ""), (1, None, "value"), (2, {"n": 3}, "")], 60)
+            same(list(Path(path, "strict").glob("*.json")), [], "what the sink that has stopped has written")
+        finally:
+            mesh.stop()
+
+
 @case(kop=True, kafka=False, limit=120, alone=True)
 def a_batch_that_is_written_again_is_in_a_table_once(run: Run) -> None:
     from kop.mesh.spec import SinkPart

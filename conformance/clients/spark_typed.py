@@ -140,6 +140,22 @@ def what_is_written_is_read(run: Run, how: str) -> None:
 
 
 @typed()
+def typed_keys_are_written_and_read(run: Run) -> None:
+    topic = make_topic(run, partitions=3)
+    rows = rows_to_write(30, "named_struct('customer', id % 5) as key", "named_struct('id', id) as value")
+    with StubRegistry() as registry:
+        asked = by_registry(registry, keyFormat="avro")
+        writing = {"kafka.bootstrap.servers": run.bootstrap, "topic": topic, "registerSchema": "true"}
+        rows.write.format("kop").options(**writing, **asked).mode("append").save()
+        same(sorted(registry.subjects), [f"{topic}-key", f"{topic}-value"])
+        got = read(run, topic, **asked)
+        same(got.select("key", "value").orderBy("value.id").collect(), rows.orderBy("value.id").collect())
+        same(got.groupBy("key").agg(functions.countDistinct("partition").alias("p")).where("p > 1").count(), 0)
+        with consumer(run, topic) as c:
+            same({record.key[:5] for record in take(c, 30)}, {frame(registry.subjects[f"{topic}-key"][0])})
+
+
+@typed()
 def protobuf_is_written_and_read(run: Run) -> None:
     topic = make_topic(run)
     file = descriptor_pb2.FileDescriptorProto(name="o.proto", package="shop", syntax="proto3")

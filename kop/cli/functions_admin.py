@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from kop.cli.functions_flags import (
     given_flags,
     instance_option,
 )
+from kop.cli.times import iso_time
 
 if TYPE_CHECKING:
     from kop.cli.functions_rest import FormPart, RestAnswer, WorkerRest
@@ -201,7 +201,7 @@ def history(worker: WorkerRest, fqfn: str, limit: int, as_json: bool) -> None:
         won = row["status"] is not None and row["status"] < 300
         outcome = "waits" if row["status"] is None else "won" if won else "lost" if row["status"] == 409 else "refused"
         target = row["kind"] if row.get("instance") is None else f"{row['kind']} {row['instance']}"
-        rows.append((_time(row["at_ms"]), target, outcome, row["revision"], row["by"], _first_line(row["reason"])))
+        rows.append((iso_time(row["at_ms"]), target, outcome, row["revision"], row["by"], _first_line(row["reason"])))
     print_table(["TIME", "CHANGE", "OUTCOME", ">REVISION", "BY", "REASON"], rows)
 
 
@@ -282,12 +282,14 @@ def status(worker: WorkerRest, fqfn: str, instance_id: int | None, as_json: bool
         ("lag", ">LAG"),
         ("restarts", ">RESTARTS"),
     ]
-    shown = [row | {"running": "yes" if row["running"] else "no", "since_ms": _time(row["since_ms"])} for row in rows]
+    shown = [
+        row | {"running": "yes" if row["running"] else "no", "since_ms": iso_time(row["since_ms"])} for row in rows
+    ]
     _print(shown, False, columns)
     for row in rows:
         _print_troubles(row)
     if rows and (loop := rows[0]["loop"]) is not None:
-        click.echo(f"\nsince {_time(loop['since_ms'])} {loop['text']}")
+        click.echo(f"\nsince {iso_time(loop['since_ms'])} {loop['text']}")
 
 
 def _loop(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -303,12 +305,12 @@ def _print_troubles(row: Mapping[str, Any]) -> None:
     if row["error"]:
         lines.append(row["error"] + (f" (at {where})" if where else ""))
     elif where:
-        lines.append(f"calls {where}; the last call ended {_time(row['last_ms']) or 'never'}")
+        lines.append(f"calls {where}; the last call ended {iso_time(row['last_ms']) or 'never'}")
     if row["next_start_ms"]:
-        lines.append(f"next start at {_time(row['next_start_ms'])}")
+        lines.append(f"next start at {iso_time(row['next_start_ms'])}")
     if lines or not row["running"]:
         lines += [f"stderr: {line}" for line in row["stderr"][-STDERR_LINES:]]
-    lines += [f"{_time(each['at_ms'])} {each['text']}" for each in row["latest_exceptions"]]
+    lines += [f"{iso_time(each['at_ms'])} {each['text']}" for each in row["latest_exceptions"]]
     if lines:
         click.echo(f"\ninstance {row['instance']}:")
         for line in "\n".join(lines).splitlines():
@@ -344,7 +346,7 @@ def stats(worker: WorkerRest, fqfn: str, instance_id: int | None, as_json: bool)
         print_json(rows)
         return
     for row in rows:
-        row |= {"last_ms": _time(row["last_ms"])}
+        row |= {"last_ms": iso_time(row["last_ms"])}
         row |= {name: _milliseconds(row[name]) for name in ("average_ms", "average_ms_1min")}
     _print(
         rows,
@@ -575,12 +577,6 @@ def _print(rows: Sequence[Mapping[str, Any]], as_json: bool, columns: Iterable[t
         return
     fields = list(columns)
     print_table([head for _, head in fields], [[row[name] for name, _ in fields] for row in rows])
-
-
-def _time(milliseconds: int | None) -> str | None:
-    if not milliseconds:
-        return None
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _milliseconds(value: float | None) -> str | None:

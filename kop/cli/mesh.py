@@ -13,6 +13,7 @@ from kop.cli import mesh_definitions, mesh_draw, mesh_files, mesh_status
 from kop.cli.common import Ordered, quiet_client, servers
 from kop.cli.functions import connection_options, read_connection
 from kop.cli.mesh_definitions import checked_mesh, name_of
+from kop.cli.mesh_files import code_option, cores_of
 from kop.cli.spark import checked_settings, given_settings, spark_environment
 
 EPILOG = """\b
@@ -67,6 +68,8 @@ Examples:
     callback=lambda _context, _option, settings: checked_settings(settings),
     help="A setting of Spark; may be repeated.",
 )
+@code_option
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON to stdout for each change of a state.")
 @connection_options
 def run(
     bootstrap: str,
@@ -77,17 +80,22 @@ def run(
     checkpoints: str,
     master: str | None,
     settings: tuple[str, ...],
+    no_code: bool,
+    as_json: bool,
 ) -> None:
     """Run a mesh on PySpark until Ctrl-C, which lets it finish what it has begun.
 
-    MESH is a file, of which the mesh is created or updated first, or the name of one that was created. Topics that are
-    not there are made. Of several runs of a mesh one drives it, and another takes over if it ends.
+    MESH is a file, or the name of a mesh that was created. A file is checked as kop mesh validate does, and its mesh is
+    created or updated first; if there are mistakes, nothing starts. Topics that are not there are made. Of several runs
+    of a mesh one drives it, and another takes over if it ends.
     """
     quiet_client()
     is_file = Path(mesh).is_file()
     if is_file:
-        checked_mesh(mesh)
-    read_connection(bootstrap, client_config)
+        cores = None if once else cores_of(master)
+        checked_mesh(mesh, (bootstrap, client_config, topic_namespace), cores, looks_at_code=not no_code)
+    else:
+        read_connection(bootstrap, client_config)
     environment = spark_environment(bootstrap, settings)
     given = {
         "file": str(Path(mesh).absolute()) if is_file else "",
@@ -99,6 +107,7 @@ def run(
         "checkpoints": checkpoints,
         "master": master,
         "settings": given_settings(settings),
+        "json": as_json,
     }
     sys.stdout.flush()
     arguments = [sys.executable, "-m", "kop.spark.mesh", json.dumps(given)]

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kop import clock
-from kop.cli.common import CliUsageError, fail, json_option, note, print_json, print_table, quiet_client
-from kop.cli.functions import connection_options, read_connection
-from kop.cli.mesh_files import check_file, facts_of
+from kop.cli.common import CliError, CliUsageError, fail, json_option, note, print_json, print_table
+from kop.cli.functions import connection_options
+from kop.cli.mesh_files import AskedServer, asked_server, check_file, code_option, facts_of
 from kop.cli.mesh_reports import is_driven, read_reports, report_of, state_of
 
 if TYPE_CHECKING:
@@ -32,40 +32,53 @@ STOP_SECONDS = 40.0
 LOOK_SECONDS = 0.3
 mesh_argument = click.argument("mesh", metavar="MESH")
 file_argument = click.argument("file", type=click.Path(exists=True, dir_okay=False))
-code_option = click.option("--no-code", is_flag=True, help="Do not import the code of its functions.")
 
 
 @contextmanager
-def _requests(
-    bootstrap: str, client_config: str | None, topic_namespace: str
-) -> Iterator[tuple[TopicRequests, dict[str, Any], float, TopicNames]]:
-    """Yield the requests to the leader, kafka-python's settings, the patience in seconds, and the meaning of topic
-    names. An error in the block ends the command with one line.
-    """
+def _requests(server: AskedServer) -> Iterator[TopicRequests]:
+    """Yield the requests to the leader. An error in the block ends the command with one line."""
     from kop.client.errors import ClientError, UnreachableError
-    from kop.functions.localrun import names_of
     from kop.functions.packages import PackageError
     from kop.functions.topic_requests import TopicRequests
 
-    quiet_client()
-    settings, patience = read_connection(bootstrap, client_config)
     try:
-        names = names_of(settings, patience, topic_namespace)
-        with TopicRequests(settings, patience, names, f"kop mesh on {socket.gethostname()}") as asking:
-            yield asking, settings, patience, names
+        by = f"kop mesh on {socket.gethostname()}"
+        with TopicRequests(server.settings, server.patience, server.topic_names, by) as asking:
+            yield asking
     except (ClientError, UnreachableError, PackageError) as error:
         fail(str(error))
 
 
-def checked_mesh(file: str, *, looks_at_code: bool = False) -> None:
-    """End the command with the mistakes of a mesh's file, if it has any."""
+def checked_mesh(
+    file: str, connection: tuple[str, str | None, str], cores: int | None = None, *, looks_at_code: bool
+) -> AskedServer:
+    """Check a mesh's file by what its server has, and return the server. Mistakes end the command; what else its author
+    should know is told.
+
+    `connection` are the options --bootstrap, --client-config and --topic-namespace; `cores` is the number of tasks that
+    may run at once; None: as many as are needed.
+    """
     from kop.mesh.nodes import MeshError
 
-    checked = check_file(file, looks_at_code=looks_at_code)
+    server: AskedServer | None = None
+    failure: CliError | None = None
+    try:
+        server = asked_server(*connection)
+    except CliUsageError:
+        raise
+    except CliError as error:  # the file may have mistakes all the same
+        failure = error
+    checked = check_file(file, server, cores, looks_at_code=looks_at_code, makes_topics=True)
     if checked.mistakes:
         raise CliUsageError(str(MeshError(file, checked.mistakes)))
     if not checked.mesh.parts:
         raise CliUsageError(f"{file}: the mesh has nothing to run")
+    if server is None:
+        assert failure is not None
+        raise failure
+    for text in checked.notes:
+        note(f"{file}: {text}")
+    return server
 
 
 def name_of(mesh: str) -> str:
@@ -91,12 +104,9 @@ def _read_file(file: str, names: TopicNames) -> tuple[Mesh, str]:
 
     text = Path(file).read_text(encoding="utf-8")
     try:
-        mesh = read_mesh(text, file, names)
+        return read_mesh(text, file, names), text
     except MeshError as error:
         raise CliUsageError(str(error)) from None
-    for line in mesh.notes:
-        note(line)
-    return mesh, text
 
 
 def _granted(answer: LeaderAnswer) -> LeaderAnswer:
@@ -123,9 +133,9 @@ def create(
     """Define the mesh of a file on the server: kop mesh run NAME drives it, on any machine."""
     from kop.mesh.definition import wanted_mesh
 
-    checked_mesh(file, looks_at_code=not no_code)
-    with _requests(bootstrap, client_config, topic_namespace) as (asking, _, _, names):
-        mesh, text = _read_file(file, names)
+    server = checked_mesh(file, (bootstrap, client_config, topic_namespace), looks_at_code=not no_code)
+    with _requests(server) as asking:
+        mesh, text = _read_file(file, server.topic_names)
         answer = _granted(asking.apply(mesh.full_name, *wanted_mesh(mesh, text), None))
         _done(mesh.full_name, f"created; kop mesh run {mesh.full_name} runs it", answer, as_json)
 
@@ -157,12 +167,12 @@ def update(
 
     if as_json and not (yes or dry_run):
         raise CliUsageError("--json does not ask: add --yes, or --dry-run")
-    checked_mesh(file, looks_at_code=not no_code)
-    with _requests(bootstrap, client_config, topic_namespace) as (asking, settings, patience, names):
-        mesh, text = _read_file(file, names)
-        there, functions = _there(settings, patience, mesh.full_name)
+    server = checked_mesh(file, (bootstrap, client_config, topic_namespace), looks_at_code=not no_code)
+    with _requests(server) as asking:
+        mesh, text = _read_file(file, server.topic_names)
+        there, functions = _there(server, mesh.full_name)
         wanted, packages = wanted_mesh(mesh, text)
-        rows = _changes(there, functions, text, settings, patience, names)
+        rows = _changes(there, text, server)
         rows += [
             {"of": "part", "name": fqfn.rpartition("/")[2], "what": "has other code"}
             for fqfn, function in wanted.functions.items()
@@ -192,10 +202,10 @@ def _with_revision(there: MeshDefinition, revision: int) -> MeshDefinition:
     return replace(there, revision=revision)
 
 
-def _there(settings: dict[str, Any], patience: float, name: str) -> tuple[MeshDefinition, dict[str, Definition]]:
+def _there(server: AskedServer, name: str) -> tuple[MeshDefinition, dict[str, Definition]]:
     from kop.functions.topic_requests import read_definitions
 
-    meshes, functions = read_definitions(settings, patience)
+    meshes, functions = read_definitions(server.settings, server.patience)
     if name not in meshes:
         known = ", ".join(sorted(meshes)[:5])
         fail(
@@ -204,14 +214,7 @@ def _there(settings: dict[str, Any], patience: float, name: str) -> tuple[MeshDe
     return meshes[name], functions
 
 
-def _changes(
-    there: MeshDefinition,
-    functions: dict[str, Definition],
-    text: str,
-    settings: dict[str, Any],
-    patience: float,
-    names: TopicNames,
-) -> list[dict[str, Any]]:
+def _changes(there: MeshDefinition, text: str, server: AskedServer) -> list[dict[str, Any]]:
     """Return the rows that show what changes if the mesh becomes that of the file's text."""
     from kop.mesh.definition import WHERE, defined_mesh
     from kop.mesh.diff import changes
@@ -219,14 +222,14 @@ def _changes(
     from kop.mesh.nodes import MeshError
     from kop.mesh.plan import plan
 
-    new = read_mesh(text, WHERE, names)
+    new = read_mesh(text, WHERE, server.topic_names)
     try:
         old = defined_mesh(there)
     except MeshError as error:
         note(f"the mesh that is there cannot be read by this version of kop: {error}")
         return [{"of": "mesh", "name": there.name, "what": "is made anew"}]
-    facts = facts_of(new, settings, patience)
-    before = facts_of(old, settings, patience)
+    facts = facts_of(new, server.settings, server.patience)
+    before = facts_of(old, server.settings, server.patience)
     return [
         {"of": row.of, "name": row.name, "what": row.what}
         for row in changes(old, plan(old, before), new, plan(new, facts))
@@ -237,13 +240,13 @@ def _changed(
     kind: str, what: str, mesh: str, part: str, as_json: bool, connection: tuple[str, str | None, str]
 ) -> None:
     """Ask for a change of an existing mesh, and print the outcome."""
-    name = name_of(mesh)
-    with _requests(*connection) as (asking, settings, patience, _):
-        there, _ = _there(settings, patience, name)
+    name, server = name_of(mesh), asked_server(*connection)
+    with _requests(server) as asking:
+        there, _ = _there(server, name)
         answer = _granted(asking.change(kind, name, there.revision, part))
-        report = report_of(settings, patience, name)
+        report = report_of(server.settings, server.patience, name)
         if kind == "stop":
-            _wait_until_stopped(settings, patience, name)
+            _wait_until_stopped(server.settings, server.patience, name)
         elif not is_driven(report):
             note(f"{name} has no driver at the moment: kop mesh run {name}")
         _done(name, what, answer, as_json)
@@ -261,22 +264,31 @@ def _wait_until_stopped(settings: dict[str, Any], patience: float, name: str) ->
     fail(f"{name} was asked to stop, and has not within {STOP_SECONDS:g} s: a call takes long")
 
 
-@click.command("start", short_help="Let a mesh run again that was stopped.")
-@mesh_argument
-@json_option
-@connection_options
-def start(bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, as_json: bool) -> None:
-    """Start a mesh that was stopped, wherever its driver waits."""
-    _changed("start", "started", mesh, "", as_json, (bootstrap, client_config, topic_namespace))
+def _state_change(kind: str, done: str, short: str, text: str) -> click.Command:
+    """Return a command that asks for a change of a whole mesh; `done` says what has become of the mesh then."""
+
+    @click.command(kind, short_help=short, help=text)
+    @mesh_argument
+    @json_option
+    @connection_options
+    def change(bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, as_json: bool) -> None:
+        _changed(kind, done, mesh, "", as_json, (bootstrap, client_config, topic_namespace))
+
+    return change
 
 
-@click.command("stop", short_help="Let a mesh commit what it has begun, and stand still.")
-@mesh_argument
-@json_option
-@connection_options
-def stop(bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, as_json: bool) -> None:
-    """Stop a mesh, wherever its driver runs; returns once it has stopped. Its drivers wait for a start."""
-    _changed("stop", "stopped", mesh, "", as_json, (bootstrap, client_config, topic_namespace))
+start = _state_change(
+    "start",
+    "started",
+    "Let a mesh run again that was stopped.",
+    "Start a mesh that was stopped, wherever its driver waits.",
+)
+stop = _state_change(
+    "stop",
+    "stopped",
+    "Let a mesh commit what it has begun, and stand still.",
+    "Stop a mesh, wherever its driver runs; returns once it has stopped. Its drivers wait for a start.",
+)
 
 
 @click.command("restart", short_help="Start the queries of a mesh again, or that of one part.")
@@ -301,9 +313,10 @@ def delete(bootstrap: str, client_config: str | None, topic_namespace: str, mesh
     from kop.client.keyed_topic import KeyedTopic
     from kop.mesh import records
 
-    name = name_of(mesh)
-    with _requests(bootstrap, client_config, topic_namespace) as (asking, settings, patience, _):
-        there, _ = _there(settings, patience, name)
+    name, server = name_of(mesh), asked_server(bootstrap, client_config, topic_namespace)
+    settings, patience = server.settings, server.patience
+    with _requests(server) as asking:
+        there, _ = _there(server, name)
         report = report_of(settings, patience, name)
         if is_driven(report) and state_of(report) in {records.RUNNING, records.STARTING}:
             fail(f"{name} runs: kop mesh stop {name} first")
@@ -324,9 +337,9 @@ def delete(bootstrap: str, client_config: str | None, topic_namespace: str, mesh
 @connection_options
 def get(bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, as_json: bool) -> None:
     """Print the file of a mesh; with --json its revision, who made it what it is, and the configs of its functions."""
-    name = name_of(mesh)
-    with _requests(bootstrap, client_config, topic_namespace) as (_, settings, patience, _):
-        there, functions = _there(settings, patience, name)
+    name, server = name_of(mesh), asked_server(bootstrap, client_config, topic_namespace)
+    with _requests(server):
+        there, functions = _there(server, name)
     if not as_json:
         click.echo(there.text, nl=False)
         return

@@ -6,6 +6,7 @@ Must not know: what a picture looks like (`kop.mesh.draw`), how a page is served
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ DRAW_EPILOG = """\b
 Examples:
   kop mesh draw orders.yaml --output orders.svg
   kop mesh draw orders.yaml > orders.svg
+  kop mesh draw orders.yaml --json
   kop mesh draw orders --live"""
 
 
@@ -45,33 +47,47 @@ def _address(_context: click.Context, _option: click.Parameter, text: str) -> Ad
     callback=_address,
     help="Where --live serves it: an address of this machine alone. Default: a free port.",
 )
+@click.option("--json", "as_json", is_flag=True, help="Give nodes, edges and places as JSON, not a picture.")
 @connection_options
 def draw(
-    bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, output: str, live: bool, listen: Address
+    bootstrap: str,
+    client_config: str | None,
+    topic_namespace: str,
+    mesh: str,
+    output: str,
+    live: bool,
+    listen: Address,
+    as_json: bool,
 ) -> None:
     """Draw the mesh of a file as SVG, from left to right; with --live a mesh of the server, by its name or its file.
 
     A frame is around functions that run as one. The code of functions is not imported. Without --live no server is
     asked.
     """
+    if live and as_json:
+        raise CliUsageError("--live serves JSON beside the picture, at /mesh.json: leave --json out")
     if live:
         quiet_client()
         serve(live_mesh(*read_connection(bootstrap, client_config), name_of(mesh)), listen)
         return
     from kop.mesh.draw import draw as drawn
     from kop.mesh.nodes import MeshError
+    from kop.mesh.picture_json import picture_json
 
     if not Path(mesh).is_file():
         raise CliUsageError(f"{mesh}: there is no such file; --live draws a mesh of the server by its name")
     checked = check_file(mesh)
     if checked.plan is None:
         raise CliUsageError(str(MeshError(mesh, checked.mistakes)))
-    svg = drawn(checked.mesh, checked.plan)
+    if as_json:
+        text = f"{json.dumps(picture_json(checked.mesh, checked.plan), indent=2, ensure_ascii=False)}\n"
+    else:
+        text = drawn(checked.mesh, checked.plan)
     if output == "-":
-        click.echo(svg, nl=False)
+        click.echo(text, nl=False)
         return
     try:
-        Path(output).write_text(svg, encoding="utf-8")
+        Path(output).write_text(text, encoding="utf-8")
     except OSError as error:
         fail(f"{output}: {error.strerror}")
 

@@ -6,7 +6,7 @@ import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from click.core import ParameterSource
@@ -15,6 +15,7 @@ from kop.cli.common import CliUsageError, fail, json_option, note, print_json, p
 from kop.cli.functions import connection_options, read_connection
 
 if TYPE_CHECKING:
+    from kop.functions.topics import TopicNames
     from kop.mesh.file import Draft
     from kop.mesh.mesh_check import Checked, CodeCheck
     from kop.mesh.plan import Facts
@@ -31,7 +32,9 @@ Exit code 0: the mesh may run. 1: there are mistakes, each with its line."""
 
 _AT_ONCE = 4
 """The number of processes that look at code at a time."""
-_LOCAL = re.compile(r"local\[(\d+)(?:,\s*\d+)?\]")
+_DEFAULT_PARTITIONS = "num.partitions"
+_LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,\s*\d+)?\])?")
+code_option = click.option("--no-code", is_flag=True, help="Do not import the code of its functions.")
 
 
 @click.command("validate", epilog=VALIDATE_EPILOG, short_help="Say everything that is wrong with a mesh's file.")
@@ -40,7 +43,7 @@ _LOCAL = re.compile(r"local\[(\d+)(?:,\s*\d+)?\]")
 @click.option(
     "--cores", metavar="N", type=click.IntRange(min=1), help="Cores of a cluster, if --master does not say it."
 )
-@click.option("--no-code", is_flag=True, help="Do not import the code of its functions.")
+@code_option
 @json_option
 @connection_options
 @click.pass_context
@@ -57,17 +60,17 @@ def validate(
 ) -> None:
     """Check a mesh's file, and show what it is: parts, and the components that run as one.
 
-    No server is needed. With --bootstrap or --client-config it is asked which topics there are, and how many
-    partitions they have.
+    No server is needed. With --bootstrap or --client-config it is asked which topics there are, how many partitions
+    they have, and which other functions and meshes write them.
     """
     from kop.mesh.nodes import MeshError
 
     quiet_client()
     asked = None
     if client_config is not None or context.get_parameter_source("bootstrap") is not ParameterSource.DEFAULT:
-        asked = read_connection(bootstrap, client_config)
-    local = _LOCAL.fullmatch(master or "")
-    checked = check_file(file, asked, int(local[1]) if local else cores, looks_at_code=not no_code)
+        asked = asked_server(bootstrap, client_config, topic_namespace)
+    local = cores_of(master)
+    checked = check_file(file, asked, cores if local is None else local, looks_at_code=not no_code)
     if as_json:
         print_json(_as_json(file, checked))
         if checked.mistakes:
@@ -81,23 +84,55 @@ def validate(
     _show(checked)
 
 
+def cores_of(master: str | None) -> int | None:
+    """Return the number of cores that a master URL of Spark gives to tasks on this machine; None if it does not say."""
+    local = _LOCAL.fullmatch(master or "")
+    if local is None:
+        return None
+    return (os.cpu_count() or 1) if local[1] == "*" else int(local[1] or 1)
+
+
+class AskedServer(NamedTuple):
+    """The server that is asked about a mesh. `settings` are kafka-python's."""
+
+    settings: dict[str, Any]
+    patience: float
+    topic_names: TopicNames
+
+
+def asked_server(bootstrap: str, client_config: str | None, topic_namespace: str) -> AskedServer:
+    """Return the server of a command's options. An error ends the command with one line."""
+    from kop.client.errors import ClientError, UnreachableError
+    from kop.functions.localrun import names_of
+
+    quiet_client()
+    settings, patience = read_connection(bootstrap, client_config)
+    try:
+        return AskedServer(settings, patience, names_of(settings, patience, topic_namespace))
+    except (ClientError, UnreachableError) as error:
+        fail(str(error))
+
+
 def check_file(
     file: str,
-    server: tuple[dict[str, Any], float] | None = None,
+    server: AskedServer | None = None,
     cores: int | None = None,
     *,
     looks_at_code: bool = False,
+    makes_topics: bool = False,
 ) -> Checked:
-    """Return all mistakes in a file, and its plan; a server is asked for topics if its connection is given."""
+    """Return all mistakes in a file, and its plan; a server is asked for topics if it is given. With `makes_topics` a
+    topic that is not there is no mistake.
+    """
     from kop.mesh.mesh_check import check
 
-    draft = _draft(file)
-    facts = None if server is None else facts_of(draft.mesh, *server)
+    draft = _draft(file, server)
+    facts = None if server is None else facts_of(draft.mesh, server.settings, server.patience)
     code = _wrong_codes(draft.mesh) if looks_at_code and not draft.without_code else None
-    return check(draft, facts, cores, code)
+    return check(draft, facts, cores, code, makes_topics=makes_topics)
 
 
-def _draft(file: str) -> Draft:
+def _draft(file: str, server: AskedServer | None) -> Draft:
     from kop.functions.topics import TopicNames
     from kop.mesh.file import draft_of
 
@@ -105,24 +140,32 @@ def _draft(file: str) -> Draft:
         text = Path(file).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise CliUsageError(f"{file}: is no text in UTF-8: {error.reason} at byte {error.start}") from None
-    return draft_of(text, file, TopicNames(has_namespaces=True))
+    return draft_of(text, file, TopicNames(has_namespaces=True) if server is None else server.topic_names)
 
 
 def facts_of(mesh: Mesh, settings: dict[str, Any], patience: float) -> Facts:
-    """Return the partitions of the mesh's topics that a server has."""
-    from kop.client.errors import ClientError
+    """Return what the driver of a mesh will find on a server: the partitions of the mesh's topics, and who else writes
+    them. An error ends the command with one line.
+    """
+    from kop.client.errors import RIGHTS, ClientError, UnreachableError
     from kop.client.read_client import ReadClient
-    from kop.mesh.plan import Facts
+    from kop.functions.topic_requests import read_definitions
+    from kop.mesh.server_facts import OtherWriters, facts_before, made_topics, other_writers
 
-    names = {topic for part in mesh.parts for topic in (*part.inputs, *part.outputs)}
     client = ReadClient(settings, int(patience * 1000))
     try:
-        topics = client.topics(names)
-    except ClientError as error:
+        topics = client.topics(made_topics(mesh))
+        default = client.server_configs([_DEFAULT_PARTITIONS]).get(_DEFAULT_PARTITIONS, "")
+        try:
+            writers = other_writers(mesh.full_name, *read_definitions(settings, patience))
+        except RIGHTS:
+            writers = OtherWriters(unknown=("who else writes",))
+    except (ClientError, UnreachableError) as error:
         fail(str(error))
     finally:
         client.close()
-    return Facts({name: len(topic.leaders) for name, topic in topics.items()})
+    there = {name: len(topic.leaders) for name, topic in topics.items()}
+    return facts_before(mesh, there, int(default) if default.isdecimal() else None, writers)
 
 
 def _wrong_codes(mesh: Mesh) -> CodeCheck:

@@ -6,7 +6,7 @@ Must not know: how meshes run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +16,7 @@ from kop.cli.common import fail, json_option, print_json, print_table, quiet_cli
 from kop.cli.functions import connection_options, read_connection
 from kop.cli.mesh_definitions import mesh_argument, name_of
 from kop.cli.mesh_reports import is_driven, read_reports, state_of
+from kop.cli.times import iso_time
 
 if TYPE_CHECKING:
     from kop.functions.definitions import MeshDefinition
@@ -51,7 +52,7 @@ class ShownMesh:
                 "name": part["name"],
                 "kind": part["kind"],
                 "component": part["component"],
-                "state": components[part["component"]]["state"] if is_driven(report) else state,
+                **_run_of(components[part["component"]] if is_driven(report) else {"state": state}),
                 "guarantee": part.get("guarantee"),
                 "inputs": part["inputs"],
                 "output": part["output"],
@@ -60,6 +61,8 @@ class ShownMesh:
                 "exceptions": part.get("user_exceptions", 0) + part.get("system_exceptions", 0),
                 "rate": part.get("rate", 0.0) if state == "running" else 0.0,
                 "lag": self._lag(part),
+                "last_ms": part.get("last_invocation_ms") or None,
+                "at": _at(part.get("at")),
                 "latest_exceptions": [
                     *part.get("latest_user_exceptions", ()),
                     *part.get("latest_system_exceptions", ()),
@@ -99,6 +102,25 @@ class ShownMesh:
             for part in self.report.get("parts", ())
             for topic in part["inputs"]
         ]
+
+
+def _run_of(component: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is known of a part because its component is in this state, in the fields that functions have, too."""
+    from kop.mesh import records
+
+    return {
+        "state": component["state"],
+        "running": component["state"] == records.RUNNING,
+        "since_ms": component.get("since_ms"),
+        "next_start_ms": component.get("next_start_ms"),
+        "restarts": component.get("restarts", 0),
+        "error": component.get("reason") or None,
+    }
+
+
+def _at(place: Sequence[Any] | None) -> dict[str, Any] | None:
+    """Return the record that a function is called with."""
+    return None if not place else dict(zip(("topic", "partition", "offset"), place, strict=True))
 
 
 def shown_state(definition: MeshDefinition | None, report: Mapping[str, Any]) -> str:
@@ -186,8 +208,11 @@ def status(bootstrap: str, client_config: str | None, topic_namespace: str, mesh
         ["PART", "KIND", "COMPONENT", "STATE", ">RECEIVED", ">PROCESSED", ">EXCEPTIONS", ">RATE/S", ">LAG"], rows
     )
     for component in shown["components"]:
+        since = iso_time(component.get("since_ms"))
         if component["reason"]:
-            click.echo(f"{component['name']}: {component['reason']}")
+            click.echo(f"{component['name']}: {component['reason']}{f', since {since}' if since else ''}")
+        if next_start := iso_time(component.get("next_start_ms")):
+            click.echo(f"{component['name']}: next start at {next_start}")
         for text in component["ended_calls"]:
             click.echo(f"{component['name']}: {text}")
     for part in shown["parts"]:
@@ -212,7 +237,8 @@ def _headline(shown: Mapping[str, Any]) -> str:
 @json_option
 @connection_options
 def stats(bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, as_json: bool) -> None:
-    """Show what each part has done since its driver began, and rate and lag of each topic with each part that reads it.
+    """Show what each part has done since its driver began, and in the last whole minute (1M); then rate and lag of each
+    topic with each part that reads it.
 
     Within a component an edge has no lag: the records are passed on in memory.
     """
@@ -223,11 +249,13 @@ def stats(bootstrap: str, client_config: str | None, topic_namespace: str, mesh:
         print_json({"mesh": shown.name, "state": shown.state, "parts": parts, "edges": shown.edges()})
         return
     print_table(
-        ["PART", "KIND", ">RECEIVED", ">PROCESSED", ">USER EXC.", ">SYSTEM EXC.", ">AVERAGE MS", ">RATE/S"],
+        ["PART", "KIND", ">RECEIVED", ">PROCESSED", ">USER EXC.", ">SYSTEM EXC.", ">AVG MS", ">RATE/S", ">RECEIVED 1M",
+         ">PROCESSED 1M", ">AVG MS 1M"],
         [
             (part["name"].rpartition("/")[2], part["kind"], part["received"], part["processed"],
              part["user_exceptions"], part["system_exceptions"], _rounded(part["average_ms"], 2),
-             _rounded(part["rate"] if shown.state == "running" else 0.0, 1))
+             _rounded(part["rate"] if shown.state == "running" else 0.0, 1), part["received_1min"],
+             part["processed_1min"], _rounded(part["average_ms_1min"], 2))
             for part in parts
         ],
     )  # fmt: skip
@@ -245,8 +273,12 @@ def _rounded(value: float | None, digits: int) -> str | None:
     return None if value is None else f"{value:.{digits}f}"
 
 
+def _average(part: Mapping[str, Any], span: str) -> float | None:
+    count = part.get(f"latency_count{span}", 0)
+    return part.get(f"latency_sum_ms{span}", 0) / count if count else None
+
+
 def _stats_of(part: Mapping[str, Any]) -> dict[str, Any]:
-    count = part.get("latency_count", 0)
     metrics = part.get("user_metrics") or {}
     return {
         "name": part["name"],
@@ -255,8 +287,11 @@ def _stats_of(part: Mapping[str, Any]) -> dict[str, Any]:
         "processed": part.get("processed", 0),
         "user_exceptions": part.get("user_exceptions", 0),
         "system_exceptions": part.get("system_exceptions", 0),
-        "average_ms": part.get("latency_sum_ms", 0) / count if count else None,
+        "average_ms": _average(part, ""),
         "rate": part.get("rate", 0.0),
+        "received_1min": part.get("received_1min", 0),
+        "processed_1min": part.get("processed_1min", 0),
+        "average_ms_1min": _average(part, "_1min"),
         "last_ms": part.get("last_invocation_ms") or None,
         "user_metrics": {name: total / number if number else 0.0 for name, (number, total) in metrics.items()},
     }

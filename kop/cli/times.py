@@ -1,4 +1,4 @@
-"""Times as people write them: ISO 8601 dates and durations, to milliseconds since the epoch."""
+"""Times as people write them, ISO 8601 dates and durations, to milliseconds since the epoch, and back."""
 
 from __future__ import annotations
 
@@ -13,6 +13,13 @@ _DURATION = re.compile(
     re.IGNORECASE,
 )
 _SECONDS = {"weeks": 604_800, "days": 86_400, "hours": 3600, "minutes": 60, "seconds": 1}
+
+
+def iso_time(milliseconds: int | None) -> str | None:
+    """Return a time in ms since the epoch as ISO 8601, to the second; None if there is none."""
+    if not milliseconds:
+        return None
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def parse_datetime(text: str) -> int:

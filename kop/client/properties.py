@@ -10,6 +10,7 @@ import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -17,6 +18,7 @@ from kop.client.errors import ClientError
 
 T = TypeVar("T")
 
+DEFAULT_SERVER: Final = "127.0.0.1:9092"
 DEFAULT_PATIENCE_MS: Final = 60_000
 SECRETS: Final = {"sasl.jaas.config", "ssl.key.password", "ssl.keystore.password"}
 """Properties whose values no error may have: it goes to logs."""
@@ -66,6 +68,15 @@ def parse_properties(text: str) -> dict[str, str]:
         except ValueError:
             raise PropertyError(f"write line {number} of the properties as NAME=VALUE, and \\\\ for \\") from None
     return properties
+
+
+def properties_of_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the properties of the connection that commands have without options: those of the file that
+    KOP_CLIENT_CONFIG names, and the server of KOP_BOOTSTRAP, or the one of this machine, if the file names none.
+    """
+    path = environment.get("KOP_CLIENT_CONFIG", "")
+    properties = parse_properties(Path(path).read_text()) if path else {}
+    return {"bootstrap.servers": environment.get("KOP_BOOTSTRAP") or DEFAULT_SERVER} | properties
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:

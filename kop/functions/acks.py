@@ -21,7 +21,9 @@ LONGEST_SECONDS: Final = 60.0
 
 
 def wait_seconds(failures: int) -> float:
-    """Return the seconds that a message waits for its next attempt after so many failures."""
+    """Return the seconds that a message waits for its next attempt after so many failures: 0.2 after the first one,
+    twice as many after each further one, 60 at most.
+    """
     # The exponent is bounded: a message may fail for ever, and 2.0 ** 1024 is no number.
     return min(FIRST_SECONDS * 2.0 ** min(failures - 1, 20), LONGEST_SECONDS)
 
@@ -77,15 +79,17 @@ class Acks:
         state.next = max(state.next, next_offset)
 
     def done(self, partition: TopicPartition, offset: int) -> None:
-        """Note that a message is done, or given up; one that is done already stays so."""
+        """Note that a message is done, or given up, and forget its failures and its next attempt; one that is done
+        already stays so.
+        """
         self._partitions[partition].open.pop(offset, None)
         if self._failures:
             self._failures.pop((partition, offset), None)
             self._due.pop((partition, offset), None)
 
     def failed(self, partition: TopicPartition, offset: int, now: float) -> float | None:
-        """Note that a call has failed, and return the time at which the message is due again; None if it was tried
-        often enough. `now` is the time.
+        """Note that a call has failed at the time `now`, and return the time at which the message is due again; None if
+        it was tried as often as it may be. The message stays open until `done` in both cases.
         """
         failures = self._failures.get((partition, offset), 0) + 1
         self._failures[partition, offset] = failures
@@ -98,7 +102,9 @@ class Acks:
         return due
 
     def due(self, now: float) -> list[tuple[TopicPartition, int]]:
-        """Return the messages that are to be tried again now, the longest due first, each once."""
+        """Return the messages that are to be tried again at the time `now`, the longest due first. They are due no
+        more, but stay open until `done`.
+        """
         places: list[tuple[TopicPartition, int]] = []
         while (first := self.next_due()) is not None and first <= now:
             _, partition, offset = heapq.heappop(self._queue)
@@ -107,7 +113,9 @@ class Acks:
         return places
 
     def next_due(self) -> float | None:
-        """Return when the next message is due; None if none waits."""
+        """Return the time at which the next message is due, on the clock of the times that `failed` was given; None if
+        none waits.
+        """
         while self._queue and self._due.get(self._queue[0][1:]) != self._queue[0][0]:
             heapq.heappop(self._queue)
         return self._queue[0][0] if self._queue else None
@@ -120,7 +128,9 @@ class Acks:
         return state.count - 1 - state.open[next(iter(state.open))]
 
     def positions(self) -> dict[TopicPartition, int]:
-        """Return the offsets up to which all is done, of partitions of which something was taken. For any thread."""
+        """Return, by partition, the offset before which all is done, of partitions of which something was taken. For
+        any thread.
+        """
         return {partition: self._position(state) for partition, state in list(self._partitions.items())}
 
     @staticmethod
@@ -128,8 +138,8 @@ class Acks:
         return next(iter(list(state.open)), state.next)
 
     def reached(self) -> dict[TopicPartition, int]:
-        """Return the offsets up to which all was called and nothing waits to be called again, done or not. For any
-        thread.
+        """Return, by partition, the offset before which all was taken and no message waits for another attempt, done or
+        not. A message that `due` has returned does not wait any more. For any thread.
         """
         offsets = {partition: state.next for partition, state in list(self._partitions.items())}
         for partition, offset in list(self._due):
@@ -137,7 +147,9 @@ class Acks:
         return offsets
 
     def committable(self) -> dict[TopicPartition, int]:
-        """Return the offsets up to which all is done, of partitions whose offset has moved since the last call."""
+        """Return, by partition, the offset before which all is done, of partitions for which it has moved since the
+        last call.
+        """
         moved: dict[TopicPartition, int] = {}
         for partition, state in self._partitions.items():
             offset = self._position(state)

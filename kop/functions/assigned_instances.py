@@ -68,8 +68,9 @@ class AssignedInstances:
         return self._unpacking.next_try()
 
     def run(self, assignments: Mapping[InstanceName, Assignment], definitions: Mapping[str, Definition]) -> None:
-        """Start the assigned instances that do not run here yet, and end those that are not assigned to this worker any
-        more. For one thread; it may take a second.
+        """Let the instances that are assigned to this worker run, and end others: their processes are started and ended
+        in the background. One whose code is not unpacked yet keeps its earlier code meanwhile. For one thread; it may
+        take a second.
         """
         wanted: dict[InstanceName, WantedInstance] = {}
         unusable: dict[InstanceName, InstanceStatus] = {}
@@ -104,8 +105,8 @@ class AssignedInstances:
         self._wanted, self._unusable = wanted, unusable
 
     def _place(self, digest: str, name: str) -> CodePlace:
-        """Return the folder of a package's code on this machine. PackageError if it cannot be unpacked, or is not there
-        as a whole.
+        """Return where the code of a package lies on this machine, unpacked here if it was not before. PackageError if
+        it cannot be unpacked, or is not in its topic as a whole.
         """
         package = self._packages.package(digest, name)
         if package is None:
@@ -115,24 +116,25 @@ class AssignedInstances:
         return unpack(package, self._folder, self._allow_index)
 
     def status(self) -> dict[InstanceName, dict[str, Any]]:
-        """Return the InstanceStatus of each, as JSON. For any thread; it may take a second."""
+        """Return the InstanceStatus, as JSON, of each instance of this worker. For any thread; it may take a second."""
         return {name: asdict(status) for name, status in {**self._processes.status(), **self._unusable}.items()}
 
     async def ask(
         self, name: InstanceName, question: dict[str, Any], assigned: Callable[[], Assignment | None]
     ) -> dict[str, Any]:
-        """Return the answer of an instance to a question, or a field `error`.
+        """Return the answer of an instance to a question, or a field `error`, within the question's `seconds`, 15 by
+        default.
 
         `assigned` returns the instance's assignment, None if it is not assigned here. Until the processes have it as
-        `assigned` says, the question waits.
+        `assigned` says, the question waits, for 2 s at most.
         """
         await until(lambda: self._is_applied(name, assigned()), SEEN_SECONDS)
         seconds = float(question.get("seconds", ASK_SECONDS))
         return await asyncio.to_thread(self._processes.ask, name, question, seconds)
 
     def _is_applied(self, name: InstanceName, assignment: Assignment | None) -> bool:
-        """Return if the processes run an instance as it is assigned now; an `assignment` of None is that it does not
-        run here.
+        """Return True if the processes run an instance as it is assigned now: if `assignment` is None, or another
+        worker's, or if its code cannot be had, that they do not run it.
         """
         wanted = self._wanted.get(name)
         if assignment is None or assignment.worker != self._worker_id or name in self._unusable:

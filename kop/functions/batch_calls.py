@@ -40,12 +40,12 @@ class BatchCalls(CallBase):
         """The batches that are tried again."""
 
     def waiting(self) -> Collection[TopicPartition]:
-        """Return the partitions of which no further batch is to be taken now."""
+        """Return the partitions of which no further batch is to be taken now, as one of them is to be tried again."""
         return self._open.keys()
 
     def take(self, taken: Taken, deadline: float) -> int:
-        """Call the function with a batch; returns the number of the batch's rows. A failure of the call is handled
-        here.
+        """Call the function with a batch, whatever the deadline, if the batch has rows; returns their number. A failure
+        of the call is handled here.
         """
         partition, batch, behind = taken
         if len(batch):
@@ -56,7 +56,7 @@ class BatchCalls(CallBase):
         return len(batch)
 
     def retry(self) -> bool:
-        """Call the function again with the batches that are due; returns True if there were any."""
+        """Call the function again with the batches whose next attempt is due; returns True if any was due."""
         due = self._acks.due(clock.monotonic())
         for partition, _ in due:
             if self._stopping():
@@ -98,8 +98,8 @@ class BatchCalls(CallBase):
             self._answer(records_of(batch), None)
 
     def _failed(self, partition: TopicPartition, batch: pa.RecordBatch, error: Exception) -> None:
-        """Keep a batch for its next attempt, if it has one. Else write its messages to the dead letter topic, or only
-        log that they are lost if the guarantee is ATMOST_ONCE.
+        """Log and count a failure, and keep the batch for its next attempt, if it has one. Else give it up: it is done,
+        and its messages go to the dead letter topic, or with ATMOST_ONCE are only logged as lost.
         """
         if isinstance(error, StateLostError):
             self._open[partition] = batch
@@ -117,8 +117,8 @@ class BatchCalls(CallBase):
     # -- its result
 
     def _rows(self, source: TopicPartition, result: Any) -> list[tuple[TopicPartition, pa.RecordBatch]]:
-        """Return the rows of a result that are to be written, by their partitions. OutputError if the result is no
-        record batch, or its columns cannot be written.
+        """Return the rows of a result that are to be written, by topic and partition; rows without a topic are left out
+        if the function has no output. OutputError if the result is no record batch, or its columns cannot be written.
         """
         import pyarrow as pa  # noqa: PLC0415 - an extra, which functions that take batches alone need
         import pyarrow.compute as pc  # noqa: PLC0415
@@ -213,7 +213,9 @@ def batch_of(partition: TopicPartition, records: Sequence[InputRecord]) -> pa.Re
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterable[NewRecord]:
-    """Yield the rows of a result as single records to write; the timestamp is None if the row has none."""
+    """Yield the rows of a result as single records to write; the timestamp is in milliseconds, None if the row has
+    none.
+    """
     for row in batch.to_pylist():
         time = row.get("timestamp")
         milliseconds = None if time is None else int(time.timestamp() * 1000) if hasattr(time, "timestamp") else time
@@ -226,7 +228,7 @@ def _bytes(value: Any) -> bytes | None:
 
 
 def records_of(batch: pa.RecordBatch) -> Iterable[InputRecord]:
-    """Return the rows of a batch as single messages."""
+    """Yield the rows of a batch that was read as single messages, with timestamps in milliseconds."""
     for row in batch.to_pylist():
         headers = [(header["key"], header["value"]) for header in row["headers"] or ()]
         yield row["offset"], int(row["timestamp"].timestamp() * 1000), row["key"], row["value"], headers

@@ -32,7 +32,7 @@ class OutputError(Exception):
 
 
 def too_large(what: str, size: int) -> OutputError:
-    """Return the error of an output that has too many bytes."""
+    """Return the error of an output that has too many bytes; `what` names the output, `size` is its bytes."""
     return OutputError(f"{what} has {size} bytes, and {RECORD_BYTES} are the most")
 
 
@@ -85,32 +85,37 @@ class CallBase:
         """End the threads or loops on which functions were called, if there are any."""
 
     def positions(self) -> Mapping[TopicPartition, int]:
-        """Return the offsets up to which all is done, of partitions that had messages. For any thread."""
+        """Return the offset before which all is done, for each partition that had messages. For any thread."""
         return self._acks.positions()
 
     def reached(self) -> Mapping[TopicPartition, int]:
-        """Return the offsets up to which all was called that is to be called, done or not. For any thread."""
+        """Return, by partition, the offset before which all was taken, done or not, and no message waits for the time
+        of its next attempt. While a message is called again, it counts as taken, and so do those that wait for it. For
+        any thread.
+        """
         return self._acks.reached()
 
     def next_due(self) -> float | None:
-        """Return the time at which a message is to be tried again; None if none is."""
+        """Return the time, in seconds of the monotonic clock, of the next attempt of a failed message; None if none
+        waits.
+        """
         return self._acks.next_due()
 
     def committable(self) -> dict[TopicPartition, int]:
-        """Return the offsets that have moved since the last call of this: they may be committed once the outputs are
-        written.
+        """Return, by partition, the offset before which all is done, of partitions for which it has moved since the
+        last call of this: it may be committed once the outputs are written.
         """
         return self._acks.committable()
 
     def written(self) -> None:
-        """Note that the outputs are written: call the callbacks of publishes, and answer those who wait for a
-        message.
+        """Note that the outputs are written: call the callbacks of publishes, whose errors are only logged, and answer
+        those who wait for a message.
         """
         self.telling()()
 
     def telling(self) -> Callable[[], None]:
-        """Return what `written` does for the outputs so far: it is to be called once these are written, while further
-        messages may be processed.
+        """Return a callable that does what `written` does, for the calls so far; later ones are not part of it. It is
+        to be called once their outputs are written, also while further messages are processed.
         """
         answers, self._answers = self._answers, []
         callbacks, self._callbacks = self._callbacks, []
@@ -129,19 +134,21 @@ class CallBase:
     # -- what a call has asked for
 
     def _publish(self, source: int, effect: Publish) -> None:
-        """Add what a call has published to the outputs; `source` is the number of the partition that the call's message
-        came from.
+        """Add what a call has published to the outputs, and keep its callback for `written`; `source` is the number of
+        the partition that the call's message came from.
         """
         self._outputs.add(effect.topic, source, (effect.key, effect.value, effect.headers, effect.timestamp))
         if effect.callback is not None:
             self._callbacks.append(effect)
 
     def _answer(self, records: Iterable[InputRecord], output: bytes | None) -> None:
-        """Note answers for those who wait for one of these messages; they get `output` once the outputs are written."""
+        """Note answers for the triggers that wait for one of these messages; they get `output` once the outputs are
+        written.
+        """
         self._answers += [(number, TriggerAnswer(output)) for number in self._numbers(records)]
 
     def _numbers(self, records: Iterable[InputRecord]) -> list[bytes]:
-        """Return the ids of those messages that a trigger request waits for."""
+        """Return the trigger ids of those messages that a trigger waits for."""
         if not self._triggers:
             return []
         numbers = (self._triggers.number_of(record[4]) for record in records)
@@ -150,7 +157,9 @@ class CallBase:
     # -- a call that has failed
 
     def _note_failure(self, records: Iterable[InputRecord], where: str, error: Exception) -> None:
-        """Count a failure, and tell it to those who wait for one of the messages. `where` names the messages."""
+        """Count a failure, and tell it at once to the triggers that wait for one of the messages. `where` names the
+        messages.
+        """
         self._stats.failed(error, where, by_function=not isinstance(error, SerdeError | OutputError))
         for number in self._numbers(records):
             self._triggers.answer(number, TriggerAnswer(error=f"{type(error).__name__}: {error}"))
@@ -159,8 +168,9 @@ class CallBase:
         self._logger.warning("the function failed at %s; next attempt in %.1f s", where, seconds, exc_info=error)
 
     def _give_up(self, partition: TopicPartition, records: Iterable[InputRecord], what: str, error: Exception) -> None:
-        """Write messages to the dead letter topic; with ATMOST_ONCE, which never calls twice, only log that they are
-        lost. `what` names them in the log.
+        """Log that messages are given up, and add them to the outputs for the dead letter topic; with ATMOST_ONCE,
+        which never calls twice, only log that they are lost. `what` names them in the log. The caller marks them as
+        done.
         """
         if not self._tries:
             self._logger.error("%s is lost (ATMOST_ONCE): the function failed", what, exc_info=error)
@@ -179,7 +189,9 @@ def check_publishes(effects: Iterable[Effect]) -> None:
 
 
 def dead_letter_topic(spec: FunctionSpec, partition: TopicPartition) -> str:
-    """Return where messages of a partition go that were tried often enough: by default as Pulsar's clients name it."""
+    """Return the topic for messages of a partition that were tried often enough: the one of the definition, else
+    `TOPIC-GROUP-DLQ`, as Pulsar's clients name it.
+    """
     return spec.dead_letter_topic or f"{partition[0]}-{spec.group.replace('/', '-')}-DLQ"
 
 

@@ -61,15 +61,18 @@ class Calls(CallBase):
     # -- for the loop of the instance
 
     def waiting(self) -> Collection[TopicPartition]:
-        """Return the partitions of which no further message is to be taken now."""
+        """Return the partitions of which no further message is to be taken now: those that keep their order and have a
+        failed message to be tried again, and those of which 1000 messages were taken behind one that is not done.
+        """
         return {partition for partition in {partition for partition, _ in self._open} if self._waits(partition)}
 
     def _waits(self, partition: TopicPartition) -> bool:
         return (partition, None) in self._blocked or self._acks.ahead(partition) >= AHEAD_RECORDS
 
     def take(self, taken: Taken, deadline: float) -> int:
-        """Call the function with messages until the deadline, a stop, or until the partition waits; returns how many
-        were taken, one at least. Failures of calls are handled here.
+        """Call the function with messages until the deadline (seconds of the monotonic clock), a stop, or until the
+        partition waits; returns how many were taken, at least one if there are any. An asynchronous function gets as
+        many at once as it may have, whatever the deadline. Failures of calls are handled here.
         """
         partition, records, behind = taken
         self._begin(partition)
@@ -96,7 +99,9 @@ class Calls(CallBase):
         return number
 
     def _take_many(self, partition: TopicPartition, records: Sequence[InputRecord], deadline: float) -> int:
-        """Call the function with messages as `_take_singly` does, but many at once: none of them waits for another."""
+        """Call the function with messages, none of which waits for another, until the deadline, a stop, or until one
+        waits for another attempt; returns how many were taken.
+        """
         if self._open:
             records = records[: max(1, AHEAD_RECORDS - self._acks.ahead(partition))]
         rest = iter(records)
@@ -191,12 +196,14 @@ class Calls(CallBase):
         return number
 
     def _begin(self, partition: TopicPartition) -> None:
-        """Note that messages of a partition are going to be called."""
+        """Note for the watch, in the memory `calling`, that messages of a partition are going to be called."""
         self._calling[GENERATION] += 1
         self._calling[PARTITION] = self._partitions[partition]
 
     def retry(self) -> bool:
-        """Call the function again with the messages that are due; returns True if there were any."""
+        """Call the function again with the messages whose next attempt is due, and with those that have waited for
+        them; returns True if any was due.
+        """
         due = self._acks.due(clock.monotonic())
         for partition, offset in due:
             if self._stopping():
@@ -226,15 +233,15 @@ class Calls(CallBase):
             self._call(partition, record)
 
     def _waiting_before(self, partition: TopicPartition, record: InputRecord) -> deque[InputRecord] | None:
-        """Return the queue of messages that wait for the same failed message as this one; None if this one waits for
-        none.
+        """Return the queue of messages that wait for an earlier one of the same key or partition, which is to be tried
+        again, if this message has to wait for it, too; else None.
         """
         unit = self._unit(partition, record)
         return None if unit is None else self._blocked.get(unit)
 
     def _release(self, unit: Unit) -> None:
-        """Call the function with the messages that have waited for a failed one. If one of them fails, the rest waits
-        on.
+        """Call the function with the messages that have waited for a failed one of the same key or partition. If one of
+        them fails, the rest waits for that.
         """
         waiting = self._blocked.pop(unit, None)
         while waiting and not self._stopping():
@@ -243,7 +250,9 @@ class Calls(CallBase):
                 return
 
     def _call(self, partition: TopicPartition, record: InputRecord) -> bool:
-        """Call the function with a message; returns True if it is to be called again with it."""
+        """Call the function with a message and handle its effects, or its failure; returns True if it is to be called
+        again with it.
+        """
         self._calling[OFFSET] = record[0]
         if self._loop is not None:
             outcome = self._loop.run_until_complete(self._awaited(partition, record))
@@ -266,8 +275,9 @@ class Calls(CallBase):
         return self._done(partition, record, outcome)
 
     def _given(self, result: Any, effects: Sequence[Effect], began: float) -> CallResult:
-        """Return the output and the effects of a call as they are to be written. OutputError if one is too large for a
-        record; else the error of the output's serde.
+        """Return what a call gave as it is to be written: its result as bytes, its effects, and the seconds since it
+        began at `began` (of the monotonic clock). OutputError if a record would be too large; else the error of the
+        output's serde.
         """
         output: bytes | None = None
         if result is not None and self._spec.output:
@@ -278,8 +288,9 @@ class Calls(CallBase):
         return CallResult(output, effects, clock.monotonic() - began)
 
     def _done(self, partition: TopicPartition, record: InputRecord, given: CallResult) -> bool:
-        """Apply the effects of a call that went well, and add its output; returns True if the function asked for
-        another attempt by `context.nack`.
+        """Handle a call that went well: apply its effects, add its output, count it, and note that its message is done
+        (with MANUAL only if it is acknowledged). If the function asked for another attempt by `context.nack`, handle it
+        as a failure instead; returns True if the message waits for that attempt.
         """
         here = partition, record[0]
         if given.effects:
@@ -314,8 +325,9 @@ class Calls(CallBase):
             self._failed(effect.partition, held, NackedError("the function called context.nack"))
 
     def _failed(self, partition: TopicPartition, record: InputRecord, error: Exception) -> bool:
-        """Keep a message for its next attempt, if it has one. Else write it to the dead letter topic, or only log that
-        it is lost with ATMOST_ONCE. Returns True if it waits for another attempt.
+        """Log and count a failure, and keep the message for its next attempt, if it has one. Else give it up: it is
+        done, and goes to the dead letter topic, or with ATMOST_ONCE is only logged as lost. Returns True if it waits
+        for another attempt.
         """
         if isinstance(error, StateLostError):
             self._hold(partition, record)
@@ -344,8 +356,8 @@ class Calls(CallBase):
     # -- asynchronous functions
 
     def _take_together(self, partition: TopicPartition, records: Sequence[InputRecord]) -> int:
-        """Call the function with as many messages at once as it may have under way, and handle their results in the
-        order of the messages; returns how many there were.
+        """Call the function with as many messages at once as `maxPendingAsyncRequests` allows, and handle their results
+        in the order of the messages; returns how many there were.
         """
         assert self._loop is not None
         some = records[: self._spec.max_pending_async_requests]

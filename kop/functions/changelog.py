@@ -49,11 +49,10 @@ _ESCAPES: Final = {".": "..d", "=": "..e", ":": "..c"}
 
 
 def topic_of(spec: FunctionSpec) -> str:
-    """Return the topic of a function's changelog: PREFIX and TENANT.NAMESPACE.NAME, `.partition` behind it if state
-    belongs to partitions.
+    """Return the topic of a function's changelog: `__kop_functions_state.TENANT.NAMESPACE.NAME`, with `.partition`
+    behind it if state belongs to partitions.
 
-    What Kafka does not take in a name, and dots, are written as `..d` (.), `..e` (=) and `..c` (:), so no two functions
-    have one changelog.
+    In the three names a dot is `..d`, `=` is `..e` and `:` is `..c`, so no two functions have one changelog.
     """
     parts = (re.sub("[.=:]", lambda match: _ESCAPES[match[0]], part) for part in spec.fqfn.split("/"))
     return PREFIX + ".".join(parts) + (".partition" if spec.state_scope == "partition" else "")
@@ -89,7 +88,9 @@ class FunctionState:
         patience: Callable[[], float],
         kept: KeptState | None = None,
     ) -> None:
-        """`kept`: a copy of these partitions; everything of it must be in the changelog."""
+        """`kept`: the copy of the state of these partitions that an earlier user of it has left (`detach`); everything
+        of it must be in the changelog.
+        """
         self._spec = spec
         self._by_partition = spec.state_scope == "partition"
         self._numbers = sorted({partition for _, partition in partitions}) if self._by_partition else [0]
@@ -114,12 +115,14 @@ class FunctionState:
         return self._local is not None
 
     def find(self) -> None:
-        """Open the state if its changelog is there."""
+        """Open the state, as `open` does, if its changelog is there."""
         if self._writer.sees(self._topic):
             self.open()
 
     def open(self) -> None:
-        """Make the changelog if it is not there, and read it. ClientError if there can be no state, with the reason."""
+        """Make the changelog if it is not there, and read it; do nothing if the state is open. ClientError if there can
+        be no state, with the reason.
+        """
         if self._local is not None:
             return
         if self._refused:
@@ -133,7 +136,9 @@ class FunctionState:
         self._local = local
 
     def reset(self) -> None:
-        """Forget what was changed since the last batch was written; the copy is made again when it is used."""
+        """Forget what was changed since the last batch was written: the copy is dropped, and read anew at once if the
+        changelog is there.
+        """
         if self._local is not None:
             self._local.close()
         self._local = None
@@ -141,7 +146,9 @@ class FunctionState:
         self.find()
 
     def detach(self) -> KeptState | None:
-        """Return the copy for the next one that uses it, None if there is none. The last batch has been written."""
+        """Give up the copy, and return it for the next one that uses it; None if there is none. All changes have to be
+        written, and this object has no state from then on.
+        """
         local, self._local = self._local, None
         return None if local is None else KeptState(local, dict(self._positions))
 
@@ -155,7 +162,7 @@ class FunctionState:
             reader.close()
 
     def close(self) -> None:
-        """Forget the copy, and answer nobody any more."""
+        """Forget the copy; who waits for an answer, or asks from now on, gets a StateError."""
         with self._lock:
             self._over = True
             left = [*self._questions, *self._unwritten]
@@ -165,7 +172,9 @@ class FunctionState:
             self._local.close()
 
     def _check_configs(self, reader: ReadClient) -> None:
-        """Raise ClientError if the topic was made by another, so that its records would be deleted after a time."""
+        """Raise ClientError if `cleanup.policy` of the changelog is not compact, so that its records would be deleted
+        after a time.
+        """
         policy = reader.topic_configs(self._topic, ["cleanup.policy"]).get("cleanup.policy", "compact")
         if policy != "compact":
             raise ClientError(
@@ -174,7 +183,9 @@ class FunctionState:
             )
 
     def _read(self, reader: ReadClient, local: LocalState, number: int) -> None:
-        """Read a partition of the changelog to its end."""
+        """Read a partition of the changelog into `local`, from where it was read to up to its end. ClientError if it
+        has a record that is no entry, or if an open transaction holds up the reading for longer than `patience` says.
+        """
         place = self._topic, number
         end = reader.list_offsets({place: LATEST}, 0)[place]
         position = self._positions.get(number, -1)
@@ -211,7 +222,7 @@ class FunctionState:
 
     def changes(self, partition: TopicPartition) -> StateChanges:
         """Return the object that collects the changes of one call for a message of a partition; opens the state if it
-        is not open.
+        is not open. StateLostError if there can be none; then the instance is told to end.
         """
         try:
             return StateChanges(self.of(partition))
@@ -219,7 +230,9 @@ class FunctionState:
             raise StateLostError(f"the instance ends: {error}") from None
 
     def of(self, partition: TopicPartition) -> PartitionState:
-        """Return the state that belongs to an input partition; opens the state."""
+        """Return the state that belongs to an input partition; opens the state, and reads the partition's, if that was
+        not done yet. An error of that is raised, and ends the instance.
+        """
         number = partition[1] if self._by_partition else 0
         if self._local is None or number not in self._numbers:
             try:
@@ -232,7 +245,7 @@ class FunctionState:
         return self._local.partition(number)
 
     def _include(self, number: int) -> None:
-        """Read the state of a partition that came after the state was opened."""
+        """Make the state of a partition that came after the state was opened part of it: read it from the changelog."""
         assert self._local is not None
         if number not in self._numbers:
             self._writer.partitions_at_least(self._topic, number + 1, CONFIGS)
@@ -240,7 +253,7 @@ class FunctionState:
             self._numbers.append(number)
 
     def flush(self, outputs: Outputs) -> None:
-        """Add what has changed to the outputs."""
+        """Add the entries that have changed to the outputs, and count them as written."""
         if self._local is not None:
             for number, (key, value, headers) in self._local.flush():
                 outputs.add_to((self._topic, number), (key, value, headers, None))
@@ -248,7 +261,9 @@ class FunctionState:
     # -- for other threads
 
     def query(self, key: str, partition: int | None = None) -> StateValue | None:
-        """Return an entry as it is now; None if there is none."""
+        """Return an entry as the calls have left it, committed or not; None if there is none. Waits for the thread that
+        calls, for 30 s at most. StateError if it does not answer, or if the state of that partition is not here.
+        """
 
         def look() -> StateValue | None:
             if self._local is None:
@@ -262,7 +277,7 @@ class FunctionState:
         return entry
 
     def put(self, key: str, value: int | bytes | str, partition: int | None = None) -> None:
-        """Set a counter (an int) or a value; returns when it is in the changelog."""
+        """Set a counter (an int) or a value; returns when it is in the changelog. Waits, and fails, as `query` does."""
 
         def change() -> None:
             self.open()
@@ -327,7 +342,9 @@ class _Question:
 
 
 def _refused(spec: FunctionSpec) -> str | None:
-    """Return why a function can have no state."""
+    """Return why a function can have no state: several instances would share it, or the changelog's name would be too
+    long. None if it can.
+    """
     if spec.parallelism > 1 and spec.state_scope != "partition":
         return (
             f"set stateScope of {spec.fqfn} to partition, or parallelism to 1: with {spec.parallelism} instances there "

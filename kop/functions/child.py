@@ -82,13 +82,13 @@ class Control:
             self._connection.sendall(line)
 
     def serve(self, instance: Instance) -> None:
-        """Answer the worker's questions to an instance from now on."""
+        """Answer the worker's questions to an instance from now on; stop it at once if `stop` was called before."""
         self._instance = instance
         if self._stopped.is_set():
             instance.stop()
 
     def stop(self) -> None:
-        """Let the instance end."""
+        """Let the instance end, now or once it is known; returns at once."""
         self._stopped.set()
         if self._instance is not None:
             self._instance.stop()
@@ -123,7 +123,9 @@ class Control:
 
 
 def answer_to(instance: Instance, question: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer of an instance to a question that came over REST."""
+    """Return the answer of an instance to a question: `stats`, `trigger`, `state` or `putstate`, in its field `ask`.
+    ValueError for another one; the errors of the instance are raised.
+    """
     kind = question["ask"]
     if kind == "stats":
         return asdict(instance.stats.snapshot())
@@ -147,7 +149,9 @@ def answer_to(instance: Instance, question: Mapping[str, Any]) -> dict[str, Any]
 
 
 def run(connection: socket.socket, calling: Any, start: Start) -> None:
-    """Run an instance until it is told to stop; ends the process."""
+    """Run an instance until it is told to stop or ends by an error, which is told the worker; then end the process,
+    with exit code 0 or 1.
+    """
     code = 0
     control = Control(connection)
     signal.signal(signal.SIGTERM, control.stop_at_signal)

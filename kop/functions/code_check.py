@@ -29,7 +29,9 @@ _DUMP_SECONDS: Final = 0.5
 
 
 def check(spec: FunctionSpec, place: CodePlace, seconds: float = CHECK_SECONDS) -> list[str]:
-    """Return the mistakes in the code of a function; returns within so many seconds."""
+    """Import the code of a function in a process of its own, and return its mistakes; none if it can run. A process
+    that hangs or ends is a mistake, too. Returns within so many seconds, and about one more.
+    """
     made = forking.context()
     answer, answering = made.Pipe(duplex=False)
     process, output = forking.start(f"kop-function-check {spec.fqfn}", _look, answering, spec, place, seconds)

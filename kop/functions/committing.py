@@ -37,19 +37,22 @@ class WrittenState(Protocol):
         """True once there is state."""
 
     def serve(self) -> None:
-        """Answer what other threads have asked."""
+        """Answer what other threads have asked of the state."""
 
     def flush(self, outputs: Outputs) -> None:
-        """Add what has changed to the outputs."""
+        """Add the entries that have changed to the outputs, and count them as written."""
 
     def written(self) -> None:
-        """Note that what was flushed is committed."""
+        """Note that what was flushed is committed, and tell it to those who wait for that."""
 
 
 def commit(
     client: WriteClient, identity: Identity | None, groups: Collection[str], offsets: Mapping[TopicPartition, int]
 ) -> None:
-    """Commit offsets of groups: in a transaction of the identity, so that an instance that was replaced cannot."""
+    """Commit offsets of groups in one transaction of the identity, so that an instance that was replaced cannot.
+    Without an identity, commit each group's without a transaction, and raise the error of the first partition that is
+    refused.
+    """
     if identity is None:
         for group in groups:
             for error in client.commit(group, offsets).values():
@@ -64,17 +67,21 @@ class BatchEnd:
     """The end of a batch. `positions` of the classes below are the offsets that are committed."""
 
     def begin(self, taken: Collection[Taken]) -> None:
-        """Note the records that the function is going to be called with."""
+        """Do what has to be done before the function is called with these records; nothing here."""
 
     def write(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Write the outputs. Once they are durable, `offsets` may be committed."""
+        """Write the outputs, and return once they are durable. `offsets` are, by partition, those before which all is
+        done then, so that they may be committed.
+        """
         raise NotImplementedError
 
     def settle(self) -> None:
-        """Wait until all offsets that may be committed are."""
+        """Wait until all offsets that may be committed are, or cannot be any more."""
 
     def next_due(self) -> float | None:
-        """Return the time at which `write` is to be called even if nothing is new; None for never."""
+        """Return the time, in seconds of the monotonic clock, at which `write` is to be called even if nothing is new;
+        None for never.
+        """
         return None
 
     def finish(self) -> None:
@@ -114,7 +121,9 @@ class Beside(BatchEnd):
         self._thread.start()
 
     def write(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Write the outputs, and offer the offsets to the thread."""
+        """Write the outputs; once they are durable, let the thread that commits have the offsets. Does not wait for
+        that thread.
+        """
         self._outputs.write()
         if offsets:
             with self._changed:
@@ -122,12 +131,12 @@ class Beside(BatchEnd):
                 self._changed.notify_all()
 
     def settle(self) -> None:
-        """Wait until the offsets are committed that were offered, or until the thread has ended."""
+        """Wait until the offsets that `write` was given are committed, or until the thread that commits has ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._has_ended or not (self._offered or self._is_committing))
 
     def close(self) -> None:
-        """Commit what was offered, and end the thread."""
+        """Let the thread commit the offsets that it has still, and wait for its end."""
         self._over.set()
         with self._changed:
             self._changed.notify()
@@ -151,8 +160,8 @@ class Beside(BatchEnd):
             self._client.close()
 
     def _next(self) -> Offsets:
-        """Wait for offsets that were offered, and return those; if none came for long, return all that are committed,
-        to renew them. Empty at the end.
+        """Wait for offsets to be committed, and return those that have come; if none came for 600 s, return all that
+        are committed, to renew them. Empty at the end.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._offered or self._over.is_set(), RENEW_SECONDS)
@@ -181,7 +190,9 @@ class Before(BatchEnd):
         self._due = clock.monotonic() + RENEW_SECONDS
 
     def begin(self, taken: Collection[Taken]) -> None:
-        """Commit the offsets behind the records that the function is going to be called with."""
+        """Commit the offsets behind the records that the function is going to be called with. If there are none, and
+        the last commit was 600 s ago, commit all again.
+        """
         offsets = {some.partition: some.next_offset for some in taken}
         if not offsets and clock.monotonic() < self._due:
             return
@@ -190,20 +201,22 @@ class Before(BatchEnd):
         self._due = clock.monotonic() + RENEW_SECONDS
 
     def write(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Write the outputs."""
+        """Write the outputs, and commit their transaction if they have one. `offsets` are only noted for `finish`:
+        `begin` has committed what is behind them.
+        """
         if self._outputs.write() and self._outputs.is_transactional:
             self._outputs.end_transaction()
         self._done |= offsets
 
     def next_due(self) -> float | None:
-        """Return the time at which the committed offsets are to be committed again, so that the group does not lose
-        them.
+        """Return the time, in seconds of the monotonic clock, at which the committed offsets are to be committed again,
+        so that the group does not lose them.
         """
         return self._due
 
     def finish(self) -> None:
-        """Commit the offsets of messages that were taken and are not going to be called, so that they count as not
-        done.
+        """Set the committed offsets back to the first messages that were taken and are not going to be called, so that
+        another instance calls them.
         """
         left = {partition: offset for partition, offset in self._done.items() if offset < self._committed[partition]}
         if left:
@@ -224,12 +237,15 @@ class InOneTransaction(BatchEnd):
         self._due = clock.monotonic() + RENEW_SECONDS
 
     def write(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Write outputs and offsets, and commit the transaction of both."""
+        """Write outputs and offsets, and commit the transaction of both. Without any, do nothing, or renew the
+        committed offsets if that is due.
+        """
         self.taken(offsets)()
 
     def taken(self, offsets: Mapping[TopicPartition, int]) -> Callable[[], None]:
-        """Return what `write` does for the outputs so far, which another thread may do while outputs are added that
-        follow them. One is to be done after the other.
+        """Take the outputs so far, and return a callable that does with them and `offsets` what `write` does. Another
+        thread may call it while outputs are added that follow; several are to be called in the order of their making,
+        one after the other.
         """
         batches = self._outputs.take()
         if not batches and not offsets and clock.monotonic() < self._due:
@@ -249,14 +265,15 @@ class InOneTransaction(BatchEnd):
         self._due = clock.monotonic() + RENEW_SECONDS
 
     def next_due(self) -> float | None:
-        """Return the time at which the committed offsets are to be committed again, so that the group does not lose
-        them.
+        """Return the time, in seconds of the monotonic clock, at which the committed offsets are to be committed again,
+        so that the group does not lose them.
         """
         return self._due
 
 
 class WithState(BatchEnd):
-    """An end that writes the state too. Once there is state, outputs, changelog and offsets are one transaction.
+    """An end that writes the state too. Once there is state, outputs, changelog and offsets are one transaction, but
+    for ATMOST_ONCE, whose offsets are committed before.
 
     `switch` returns the end that takes the place of the first one then, given the offsets that are committed.
     """
@@ -276,11 +293,13 @@ class WithState(BatchEnd):
         self._switch: Callable[[Offsets], BatchEnd] | None = switch
 
     def begin(self, taken: Collection[Taken]) -> None:
-        """Note the records that the function is going to be called with."""
+        """Do what has to be done before the function is called with these records."""
         self._end.begin(taken)
 
     def write(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Write outputs and state, and answer what other threads have asked of the state."""
+        """Answer what other threads have asked of the state, write outputs, changed state and offsets as the end does,
+        and tell those who have put values that they are written.
+        """
         self._state.serve()
         if self._switch is not None and self._state.is_open:
             self._end, self._switch = self._switch(self._committed), None
@@ -290,15 +309,17 @@ class WithState(BatchEnd):
         self._state.written()
 
     def settle(self) -> None:
-        """Wait until all offsets that may be committed are."""
+        """Wait until all offsets that may be committed are, or cannot be any more."""
         self._end.settle()
 
     def next_due(self) -> float | None:
-        """Return the time at which `write` is to be called even if nothing is new; None for never."""
+        """Return the time, in seconds of the monotonic clock, at which `write` is to be called even if nothing is new;
+        None for never.
+        """
         return self._end.next_due()
 
     def finish(self) -> None:
-        """Note that no further message is called."""
+        """Note that the function is called no more, and that all calls were handled without an error."""
         self._end.finish()
 
     def close(self) -> None:
@@ -321,8 +342,8 @@ def batch_end(
     """Return the object that ends batches as the guarantee asks. Once there is state, it does so in transactions of
     `identity`.
 
-    `new_writer` makes the client of a thread that commits beside the work; `failed` gets the error that ends that
-    thread.
+    `positions` are the committed offsets at the start. `new_writer` makes the client of a thread that commits beside
+    the work; `failed` gets the error that ends that thread.
     """
     end: BatchEnd
     if guarantee is Guarantee.EFFECTIVELY_ONCE:

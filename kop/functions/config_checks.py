@@ -186,7 +186,9 @@ class _Checks:
         )
 
     def _named(self, config: FunctionConfig) -> tuple[str, str, str]:
-        """Return tenant, namespace and name. A missing name is that of the class, as in Pulsar's commands."""
+        """Return tenant, namespace and name, from `fqfn` if it is given; mistakes are noted. A missing name is that of
+        the class, as in Pulsar's commands.
+        """
         given = (config.tenant or "public", config.namespace or "default", config.name or "")
         if config.fqfn:
             parts = config.fqfn.split("/")
@@ -204,7 +206,9 @@ class _Checks:
         return tenant, namespace, name
 
     def _inputs(self, config: FunctionConfig) -> dict[str, InputSpec]:
-        """Return the inputs of all fields that name some; those that say more of an input go before the others."""
+        """Return the inputs that all fields name, by topic or pattern; mistakes are noted. If several fields name one,
+        the one that says more of it counts: `inputSpecs` most, `inputs` least.
+        """
         inputs: dict[str, InputSpec] = {}
         for index, topic in enumerate(config.inputs or []):
             inputs[self._topic(("inputs", index), topic)] = InputSpec()
@@ -227,7 +231,9 @@ class _Checks:
         return inputs
 
     def _topic(self, path: Path, name: str | None) -> str:
-        """Return the server's name of a topic; empty if there is none."""
+        """Return the server's name of a topic; empty if there is none. A name that cannot be one is noted as a mistake,
+        and returned as it is.
+        """
         try:
             return self._topic_names.kafka_name(name or "")
         except TopicNameError as error:
@@ -260,7 +266,7 @@ class _Checks:
 
 
 def _given(values: Mapping[str, V | None] | None) -> Iterator[tuple[str, V]]:
-    """Yield the items that have a value; those without one are taken away by an update."""
+    """Yield the names and values of items that have a value; in an update, None takes an item away."""
     for name, value in (values or {}).items():
         if value is not None:
             yield name, value

@@ -243,7 +243,9 @@ FLAGS: Final[dict[str, Flag]] = {
 
 
 def leaves(values: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    """Yield each field and the fields within it."""
+    """Yield each field with its path and value, and then, if its value is a mapping, the fields within it. `path` is
+    that of `values`.
+    """
     if path:
         yield path, values
     if isinstance(values, dict):
@@ -266,7 +268,7 @@ def matches(path: Path, pattern: Path) -> bool:
 
 
 def names_beside(path: Path) -> list[str]:
-    """Return the names of the fields that are possible at the place of an unknown one."""
+    """Return the names of the fields that are possible where an unknown one stands, whose path this is."""
     inner: dict[str | int, type[_Fields]] = {
         "inputSpecs": ConsumerFields,
         "producerConfig": ProducerFields,

@@ -43,8 +43,8 @@ def read(text: str, name: str, topic_names: TopicNames = HOME) -> tuple[Function
 def from_flags(
     flags: Mapping[str, Any], file: tuple[str, str] | None = None, topic_names: TopicNames = HOME
 ) -> tuple[FunctionSpec, list[str]]:
-    """Return the function of flags (names of FLAGS; texts, or values of their type), which replace what a file says,
-    and notes for its author. SpecError with all mistakes, if there are any.
+    """Return the function of flags (Pulsar's, by their names without dashes; texts, or values of their type), which
+    replace what a file says, and notes for its author. SpecError with all mistakes, if there are any.
 
     `file` is the text and the name of the file; `topic_names` turns names of topics into those of the server.
     """
@@ -87,7 +87,7 @@ class _Draft:
     # -- from text
 
     def take_text(self, text: str) -> None:
-        """Read YAML or JSON."""
+        """Read the fields from YAML or JSON, with the line of each; mistakes are noted."""
         is_json = text.lstrip().startswith("{")
         try:
             # The parser of YAML takes no tabs between the parts of a JSON text, which stand nowhere else in it.
@@ -143,7 +143,7 @@ class _Draft:
     # -- from flags
 
     def take_flags(self, flags: Mapping[str, Any]) -> None:
-        """Put the values of flags over those of the text."""
+        """Put the values of flags over those of the text; one that is no JSON, but has to be, is noted as a mistake."""
         for name, given in flags.items():
             if given is None or given == ():
                 continue
@@ -167,7 +167,9 @@ class _Draft:
     # -- checks
 
     def checked(self) -> FunctionConfig:
-        """Return the fields that are right by themselves."""
+        """Return the fields that are right by themselves, and note the others as mistakes, and those without effect as
+        notes.
+        """
         for path, value in list(leaves(self.values, ())):
             if value is not None and value is not False and value != "" and path[-1] in REFUSED and is_field(path):
                 self._places.wrong(path, f"is refused: {REFUSED[str(path[-1])]}")

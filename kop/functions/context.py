@@ -79,7 +79,9 @@ class Publish:
     callback: Callable[[Any, Any], Any] | None
 
     def tell(self, stored: bool, message_id: RecordId | None) -> None:
-        """Call the function's callback, if it gave one, with Pulsar's Result, and the id of the message or None."""
+        """Call the callback that the function gave, if any, with Pulsar's Result (Ok if `stored`, else UnknownError),
+        and the id of the message or None.
+        """
         if self.callback is not None:
             result = importlib.import_module("pulsar").Result
             self.callback(result.Ok if stored else result.UnknownError, message_id)
@@ -157,13 +159,15 @@ class FunctionContext:
         self._record: InputRecord = (-1, -1, None, None, ())
 
     def begin(self, partition: TopicPartition, record: InputRecord) -> None:
-        """Set the message that is processed from now on."""
+        """Set the message that is processed from now on; the changes of state of the message before it are no longer
+        added to.
+        """
         self._partition = partition
         self._record = record
         self._changes = None
 
     def input_headers(self) -> list[tuple[str, bytes]]:
-        """Return the headers that tell of an output from which message it was made."""
+        """Return the headers for an output, which tell the topic and the id of the message that is processed."""
         return origins.headers(*self._partition, self._record[0])
 
     # -- the message
@@ -253,7 +257,7 @@ class FunctionContext:
         return self._secrets.get(secret_name)
 
     def record_metric(self, metric_name: str, metric_value: float) -> None:
-        """Observe a value of a metric of the function's own."""
+        """Count a value of a metric of the function's own; the metric's count and sum are told with the statistics."""
         self._record_metric(metric_name, metric_value)
 
     def get_input_topics(self) -> list[str]:
@@ -285,7 +289,9 @@ class FunctionContext:
         message_conf: Mapping[str, Any] | None = None,
     ) -> None:
         """Ask to write a message to a topic; it is written after the call, with the guarantee of the message that is
-        processed.
+        processed, and not at all if the call fails. `callback` is called once it is written. TypeError for an unknown
+        key of `message_conf`; the serde's errors are raised at once. Options that Kafka does not have are logged, once
+        each, and left out.
         """
         name = str(serde_class_name)
         serializer = self._serializers.get(name)
@@ -320,33 +326,46 @@ class FunctionContext:
         )
 
     def ack(self, msgid: RecordId, topic: str) -> None:
-        """Note that a message is done with; this has an effect with the guarantee MANUAL only."""
+        """Note that a message, by an id of `get_message_id`, is done with; without effect but with the guarantee
+        MANUAL. TypeError for another id, ValueError if `topic` is not the message's.
+        """
         self._effects.append(Acked(*_place(msgid, topic)))
 
     def nack(self, msgid: RecordId, topic: str) -> None:
-        """Note that a message has failed, so that it is tried again."""
+        """Note that a message has failed, so that it is tried again as after an error; errors as of `ack`. If it is the
+        one that is processed, all that the call gave is dropped. An earlier one has to be open still: with MANUAL, not
+        acknowledged.
+        """
         self._effects.append(Nacked(*_place(msgid, topic)))
 
     # -- state
 
     def incr_counter(self, key: str, amount: int) -> None:
-        """Add to a counter."""
+        """Add to a counter of the state, 0 if there is none; it counts if the call does not fail. StateError if the key
+        has a value of `put_state`, or if the sum has no room in 8 bytes.
+        """
         (self._changes or self._new_changes()).incr(key, amount)
 
     def get_counter(self, key: str) -> int | None:
-        """Return a counter; None if nobody has added to it, as in Pulsar."""
+        """Return a counter, with what this call has added; None if there is none, as in Pulsar. StateError if the key
+        has a value of `put_state`.
+        """
         return (self._changes or self._new_changes()).get_amount(key)
 
     def del_counter(self, key: str) -> None:
-        """Delete a counter or a value."""
+        """Delete a counter or a value of the state; it counts if the call does not fail."""
         (self._changes or self._new_changes()).delete_key(key)
 
     def put_state(self, key: str, value: str | bytes) -> None:
-        """Set a value of the state; a text is its UTF-8."""
+        """Set a value of the state; a text is its UTF-8. It counts if the call does not fail. StateError if key and
+        value have more than 880 000 bytes.
+        """
         (self._changes or self._new_changes()).put(key, value)
 
     def get_state(self, key: str) -> bytes | None:
-        """Return a value of the state; None if there is none. A counter is its 8 bytes, big-endian."""
+        """Return a value of the state, as this call has set it if it has; None if there is none. A counter is its 8
+        bytes, big-endian.
+        """
         return (self._changes or self._new_changes()).get_value(key)
 
     def _new_changes(self) -> StateChanges:

@@ -96,7 +96,9 @@ class Definition(_RecordJson):
         return spec_of(self.config, self.topic_names)
 
     def runs(self, instance: int) -> int:
-        """Return the revision that an instance runs; if it grows, the instance is started anew."""
+        """Return the revision that an instance runs: the later one of the last change of the function and of the
+        instance's last restart. If it grows, the instance is started anew.
+        """
         return max(self.version, self.restarts.get(instance, NOT_YET))
 
 
@@ -191,8 +193,9 @@ _OF_TIME: Final = ("windowLengthDurationMs", "slidingIntervalDurationMs")
 def updated(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a FunctionConfig with the fields that an update gives: None takes a field away, all else replaces it.
 
-    Of what `_BY_FIELD` names only the fields within are replaced. Windows by count have none of the fields of windows
-    by time, and the other way round.
+    Of `resources`, `windowConfig`, `inputSpecs`, `customSerdeInputs`, `customSchemaInputs` and `customSchemaOutputs`
+    only the fields within are replaced. A new length of windows by count takes the fields of windows by time away, and
+    the other way round.
     """
     merged = {**config, **given}
     for name in _BY_FIELD & given.keys():
@@ -297,7 +300,9 @@ class WorkerInfo:
 
 
 def out_of_reach(me: WorkerInfo, workers: Iterable[WorkerInfo]) -> str | None:
-    """Return why others cannot ask a worker at the address that it announces; None if nothing speaks against it."""
+    """Return why others cannot ask a worker at the address that it announces: it is this machine's alone, or another
+    worker's, too. None if nothing speaks against it.
+    """
     workers = tuple(workers)
     here = {worker.machine for worker in workers if worker.worker_id == me.worker_id}
     for other in workers:

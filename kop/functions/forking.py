@@ -35,7 +35,7 @@ class LastLines:
         self._rest = b""
 
     def add(self, data: bytes) -> None:
-        """Append output, and drop the oldest lines that are too many."""
+        """Append output, and drop all but the last 30 lines."""
         *lines, rest = (self._rest + data).split(b"\n")
         self._rest = rest[: LINE_CHARACTERS * 4]
         self._lines.extend(map(_text, lines[-TAIL_LINES:]))
@@ -52,7 +52,9 @@ def _text(line: bytes) -> str:
 
 
 def context() -> ForkServerContext:
-    """Return multiprocessing's context with which processes are started."""
+    """Return multiprocessing's context with which processes are started: forked from a server that has kop's modules
+    loaded.
+    """
     made = multiprocessing.get_context("forkserver")
     made.set_forkserver_preload(list(PRELOADED))
     return made
@@ -65,7 +67,8 @@ def warm_up() -> None:
 
 
 def start(name: str, work: Callable[..., object], *given: Any) -> tuple[BaseProcess, Connection]:
-    """Start `work(*given)` in a process of its own; returns it, and the pipe with what it writes.
+    """Start `work(*given)` in a process of its own; returns the process, and the pipe with what it writes to stdout and
+    stderr.
 
     The pipe has to be read: a process that has filled it waits.
     """
@@ -78,7 +81,9 @@ def start(name: str, work: Callable[..., object], *given: Any) -> tuple[BaseProc
 
 
 def _begin(output: Connection, work: Callable[..., object], *given: Any) -> None:
-    """Prepare a new process and run `work(*given)` in it; its output goes to the pipe."""
+    """Prepare a new process and run `work(*given)` in it: it leads a session, ignores SIGINT, and its output goes to
+    the pipe.
+    """
     gc.enable()
     os.setsid()  # whatever it starts is ended with it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that started it
@@ -91,7 +96,9 @@ def _begin(output: Connection, work: Callable[..., object], *given: Any) -> None
 
 
 def kill(process: BaseProcess, number: int = signal.SIGKILL) -> None:
-    """Send a signal to a process and to all that it has started."""
+    """Send a signal, SIGKILL by default, to a process and to all that it has started in its group; do nothing if it has
+    ended.
+    """
     if process.pid is None:
         return
     for send in (os.killpg, os.kill):

@@ -58,17 +58,23 @@ class FunctionCode:
     """The function itself if it takes no context; None if it takes one."""
 
     def find(self, name: str) -> Any:
-        """Return the object that has a name, `module.Class`, in the function's files."""
+        """Import the module of a name, `module.Class`, from the function's files, and return the object that has this
+        name. FunctionLoadError if there is none, or if the import fails.
+        """
         return _find(name)
 
 
 def load(py: str | Path, class_name: str) -> FunctionCode:
-    """Import a file and return the function of it that is named: `module.Class`, `module.function` or `module`."""
+    """Import a file and return the function of it that is named: `module.Class`, `module.function` or `module`.
+    FunctionLoadError if that fails.
+    """
     return load_place(CodePlace(str(py)), class_name)
 
 
 def load_place(place: CodePlace, class_name: str) -> FunctionCode:
-    """Import the code of a function and return the function of it that is named."""
+    """Import the code of a function and return the function of it that is named, as `load` takes names. The folders of
+    the code stay in `sys.path`. FunctionLoadError if that fails.
+    """
     if not class_name:
         stem = Path(place.py).stem if place.py else "MODULE"
         raise FunctionLoadError(f"no class is named: {stem}.CLASS, {stem}.FUNCTION or {stem}")
@@ -107,7 +113,9 @@ class _SourceAlone(SourceFileLoader):
 
 
 def _execute(path: Path) -> None:
-    """Run a user's file as the module of its name, also if one of that name was run before."""
+    """Run a user's file as the module of its name, also if one of that name was run before. FunctionLoadError if the
+    file raises, or has the name of a module that is not of a function.
+    """
     before = sys.modules.get(path.stem)
     known = before is not None and (hasattr(before, _LOADED) or getattr(before, "__file__", None) == str(path))
     if path.stem in sys.stdlib_module_names or path.stem in {"kop", "pulsar"} or (before is not None and not known):
@@ -141,7 +149,9 @@ def _find(name: str) -> Any:
 
 
 def _module(parts: list[str]) -> tuple[types.ModuleType, list[str]]:
-    """Import the longest beginning of a name that is a module."""
+    """Import the longest beginning of a name that is a module, and return that module with the parts of the name behind
+    it. FunctionLoadError if there is no such module, or if it raises.
+    """
     for count in range(len(parts), 0, -1):
         name = ".".join(parts[:count])
         try:
@@ -158,7 +168,7 @@ def _module(parts: list[str]) -> tuple[types.ModuleType, list[str]]:
 
 
 def _modules_beside() -> set[str]:
-    """Return the modules in the first folder that modules are imported from, which is one of the function's."""
+    """Return the names of the public modules in the first folder of `sys.path`, which is one of the function's."""
     return {module.name for module in pkgutil.iter_modules(sys.path[:1]) if not module.name.startswith("_")}
 
 
@@ -172,7 +182,9 @@ def _told(error: BaseException) -> str:
 
 
 def of_object(target: Any, name: str) -> FunctionCode:
-    """Return the function that a class, a function, a module or an object with `process` is."""
+    """Return the function that a class (which is made here, without arguments), a function, a module, or an object with
+    `process` or `process_batch` is. FunctionLoadError if it is none that can be called; `name` is the one to tell.
+    """
     is_class = inspect.isclass(target)
     if is_class:
         try:
@@ -204,7 +216,10 @@ def of_object(target: Any, name: str) -> FunctionCode:
 
 
 def _takes_context(signature: inspect.Signature, name: str, is_class: bool) -> bool:
-    """Return if a function is called with its context. Pulsar gives it to classes, and to them always."""
+    """Return True if a function is called with its context, False if with the input alone. As in Pulsar, a method of a
+    class gets the context if it takes two arguments; another function if its second argument has no default, or is
+    called `context`. FunctionLoadError if it can be called neither way.
+    """
     second = next(iter(list(signature.parameters.values())[1:]), None)
     named = second is not None and (second.name == "context" or second.default is second.empty)
     for count in (2, 1) if is_class or named else (1,):

@@ -23,7 +23,8 @@ PATIENCE_SECONDS: Final = 3.0
 def lag_of(
     settings: Mapping[str, Any], group: str, partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, int]:
-    """Return how many offsets of each partition the group has before it. `settings` are kafka-python's.
+    """Return how many offsets lie between the committed one of the group and the end of the log, for each partition.
+    `settings` are kafka-python's.
 
     Partitions without an offset, or with one that a transaction holds, are left out; all, if the server does not tell.
     """

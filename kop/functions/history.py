@@ -17,9 +17,9 @@ from kop.client.batches import StoredRecords
 from kop.client.offsets import EARLIEST, LATEST
 from kop.client.read_client import OUT_OF_RANGE, FetchSettings, ReadClient
 from kop.functions.definitions import DamagedRecordError, LeaderAnswer, Request, from_log
-from kop.functions.effects import OK
 from kop.functions.metadata import REQUESTS
 from kop.functions.reading import READ_COMMITTED
+from kop.functions.request_effects import OK
 
 SCANNED_OFFSETS: Final = 50_000
 """The number of the last offsets that are read: a request takes about three."""
@@ -113,7 +113,10 @@ class FunctionHistory:
 def read_history(
     settings: Mapping[str, Any], patience: float, fqfn: str, revision: int | None, limit: int
 ) -> list[tuple[Request, LeaderAnswer | None]]:
-    """Return what `FunctionHistory.read` returns, by a client of its own. `settings` are kafka-python's."""
+    """Return the last `limit` requests for a function, the oldest of them first, each with its answer or None, by a
+    client of its own. `settings` are kafka-python's; `patience`: the seconds for which requests to the server are tried
+    again; `revision`: that of the current definition, None if there is none.
+    """
     reader = ReadClient(settings, int(patience * 1000))
     try:
         return FunctionHistory(reader, fqfn).read(limit, revision)

@@ -24,7 +24,7 @@ OWN_PREFIX: Final = "__kop_"
 
 
 def reads(spec: FunctionSpec, topic: str, *, internal: bool = False) -> bool:
-    """Return if a function reads a topic.
+    """Return True if a function reads a topic, by name or by pattern.
 
     Patterns leave out what the function writes by itself, topics of the servers (`internal`), and those of functions.
     """
@@ -45,7 +45,7 @@ def input_of(spec: FunctionSpec, topic: str) -> str:
 
 
 def _input_or_none(spec: FunctionSpec, topic: str) -> str | None:
-    """Return the first input that means a topic; a name goes before a pattern."""
+    """Return the first input that means a topic, None if none does; a name goes before a pattern."""
     if topic in spec.inputs:
         return topic
     return next((name for name, given in spec.inputs.items() if given.is_regex and re.fullmatch(name, topic)), None)
@@ -59,7 +59,8 @@ def named(spec: FunctionSpec) -> set[str]:
 def topics_of(
     specs: Iterable[FunctionSpec], client: ReadClient, refused: dict[str, Exception] | None = None
 ) -> dict[str, TopicMetadata]:
-    """Return the metadata of the topics that these functions read, perhaps of others too. No topic is made by asking.
+    """Return the metadata, by name, of the topics that these functions read and that exist, perhaps of others too. No
+    topic is made by asking.
 
     `refused` gets the error of each topic that has one; without it the first error is raised.
     """

@@ -105,8 +105,10 @@ class Instance:
         version: str = "0",
         poison: PoisonRecord | None = None,
     ) -> None:
-        """`look_seconds`: how often partitions are looked for that came later; None for never. `poison`: the record at
-        which the process before this one has ended.
+        """`patience`: the seconds for which requests are tried again that fail for a time. `end_seconds`: for how long
+        the end waits for the threads that read. `calling`: memory in which the place in the work is noted. `version`:
+        the revision of the definition, for the context. `look_seconds`: how often partitions are looked for that came
+        later; None for never. `poison`: the record at which the process before this one has ended.
         """
         self.started = threading.Event()
         """Set once start offsets are committed: no record that is produced from then on is missed."""
@@ -156,17 +158,23 @@ class Instance:
         return self._stopping
 
     def reached(self) -> Offsets:
-        """Return the offsets up to which the function was called with all records, done or not; empty before it has
-        begun.
+        """Return, by partition, the offset before which all records were taken, done or not, and none waits for the
+        time of its next attempt; empty before the instance has begun. While a failed record is called again, it and
+        those that wait for it count as reached.
         """
         return self._reached()
 
     def query_state(self, key: str, partition: int | None = None) -> StateValue | None:
-        """Return an entry of the state, None if there is none. `partition` is needed if each has a state of its own."""
+        """Return an entry of the state, None if there is none. `partition` is needed if each has a state of its own.
+        Waits for the thread of `run`, for 30 s at most; StateError then, before the instance has begun, or if the state
+        is not here.
+        """
         return self._open_state().query(key, partition)
 
     def put_state(self, key: str, value: int | bytes | str, partition: int | None = None) -> None:
-        """Set a counter (an int) or a value of the state; returns once it is committed."""
+        """Set a counter (an int) or a value of the state; returns once it is committed. `partition` and errors are as
+        of `query_state`.
+        """
         self._open_state().put(key, value, partition)
 
     def _open_state(self) -> FunctionState:
@@ -175,7 +183,9 @@ class Instance:
         return self._state
 
     def stop(self) -> None:
-        """Let `run` return after the message that is being called, with all that is done written and committed."""
+        """Let `run` return after the message that is being called, with all that is done written and committed. Returns
+        at once; from here on requests are tried again for 8 s at most.
+        """
         self._stopping = True
         for client in list(self._clients):
             client.hurry(HURRY_SECONDS)
@@ -245,7 +255,7 @@ class Instance:
             raise self._failure
 
     def _lag(self, calls: Calls | BatchCalls, starts: Offsets) -> dict[TopicPartition, int]:
-        """Return how many offsets of each partition are not done."""
+        """Return how many offsets of each partition are not done, but for partitions whose end is not known yet."""
         assert self._reader is not None
         done = {**starts, **calls.positions()}
         return {
@@ -280,7 +290,10 @@ class Instance:
         log.info("%s takes %s, too", self._spec.fqfn, ", ".join(f"{topic}-{number}" for topic, number in new))
 
     def trigger(self, value: bytes, key: bytes | None, place: TopicPartition, seconds: float) -> TriggerAnswer:
-        """Send a message to a partition, and return what became of it. For any thread."""
+        """Write a message to a partition of an input, wait `seconds` at most until its call is done, and return its
+        output, or an error with its status: the call has failed, was not done in time, or the message could not be
+        written. For any thread.
+        """
         topic, partition = place
         if place not in self.partitions:
             why = f"partition {partition} of {topic} is no longer this instance's, or not yet: try again"
@@ -307,7 +320,9 @@ class Instance:
         return answer._replace(error=f"{answer.error}; {triggers.fate(self._spec, topic)}")
 
     def _fail(self, error: BaseException) -> None:
-        """Note what ended a thread; the first one counts."""
+        """Note the error that ended a thread, the first one if there are several, and stop the instance: `run` raises
+        it.
+        """
         if self._failure is None:
             self._failure = without_frames(error)
         self.stop()
@@ -315,8 +330,9 @@ class Instance:
     # -- its beginning
 
     def _fence(self, client: WriteClient) -> Identity | None:
-        """Make earlier instances unable to commit, and return the identity for it. None if the server has no
-        transactions and the function can do without; ClientError if it cannot.
+        """Make earlier instances unable to commit, and return the identity with which this one commits. If the server
+        has no transactions, log a warning and return None for ATLEAST_ONCE, and raise ClientError for any other
+        guarantee.
         """
         try:
             return client.init_producer(self._id, TRANSACTION_TIMEOUT_MS)
@@ -331,8 +347,9 @@ class Instance:
             return None
 
     def _positions(self, writer: WriteClient, reader: ReadClient, identity: Identity | None) -> Offsets:
-        """Return the offset from which each partition is read. Those that have none committed begin where the
-        definition says, and that offset is committed before anything is read.
+        """Return the offset from which each partition is read: the committed one, else (or for all, with
+        `skip_to_latest`) the one that `_start_of` chooses, which is committed before anything is read. Notes the latter
+        partitions as fresh.
         """
         known = writer.committed(self._spec.group, self.partitions)
         positions = {partition: offset for partition, (offset, _) in known.items()}
@@ -351,8 +368,9 @@ class Instance:
         return positions
 
     def _start_of(self, partition: TopicPartition, committed: Offsets) -> int:
-        """Return EARLIEST or LATEST for a partition without a committed offset: the beginning if it came later than
-        others, else as the definition says.
+        """Return EARLIEST or LATEST for a partition without a committed offset. EARLIEST if the group has committed
+        another partition of its topic, or, if its input is a pattern, any partition: then this one came later. Else as
+        the definition says.
         """
         spec = self._spec
         is_regex = spec.inputs[input_of(spec, partition[0])].is_regex
@@ -367,7 +385,7 @@ class Instance:
         return self._hurried(WriteClient(self._settings, self._patience))
 
     def _hurried(self, client: C) -> C:
-        """Return the client, which from the end of the instance on tries nothing for long."""
+        """Return the client, which is kept for `stop`: from then on it tries requests again for 8 s at most."""
         self._clients.append(client)
         if self._stopping:
             client.hurry(HURRY_SECONDS)
@@ -479,7 +497,9 @@ class Instance:
 
     @staticmethod
     def _idle_seconds(calls: Calls | BatchCalls, end: BatchEnd) -> float | None:
-        """Return the seconds after which there is something to do even if no record comes; None for never."""
+        """Return the seconds after which the loop has something to do even if no record comes: a message to be tried
+        again, or offsets to be committed again; None for never.
+        """
         times = [due for due in (calls.next_due(), end.next_due()) if due is not None]
         return max(0.0, min(times) - clock.monotonic()) if times else None
 
@@ -490,7 +510,9 @@ def logger_of(spec: FunctionSpec, instance_id: int) -> logging.Logger:
 
 
 def check_batches(spec: FunctionSpec) -> None:
-    """Raise ClientError if a function cannot take record batches of Arrow."""
+    """Raise ClientError if a function cannot take record batches of Arrow: pyarrow is missing, its guarantee is MANUAL,
+    or it names a serde or a schema.
+    """
     if importlib.util.find_spec("pyarrow") is None:
         raise ClientError(f"install pyarrow: process_batch of {spec.fqfn} needs it")
     if spec.processing_guarantees is Guarantee.MANUAL:
@@ -501,7 +523,9 @@ def check_batches(spec: FunctionSpec) -> None:
 
 
 def read_secrets(spec: FunctionSpec) -> dict[str, str]:
-    """Return the secrets of a function; ClientError if one is missing."""
+    """Return the secrets of a function by their names, read from variables of this process and from files; ClientError
+    if one is missing.
+    """
     secrets: dict[str, str] = {}
     for name, place in spec.secrets.items():
         try:

@@ -13,10 +13,10 @@ from typing import Any
 
 from kop.functions.assigned_instances import ASK_SECONDS, AssignedInstances, unknown
 from kop.functions.definitions import Assignment, InstanceName, WorkerInfo
-from kop.functions.effects import WRONG
 from kop.functions.group_lag import lag_of
 from kop.functions.metadata import FunctionsMetadata
 from kop.functions.other_workers import OtherWorkerError, OtherWorkers
+from kop.functions.request_effects import WRONG
 from kop.functions.spec import FunctionSpec
 from kop.functions.triggers import ABSENT, TriggerError, place_for
 from kop.functions.waiting import SEEN_SECONDS, until
@@ -43,7 +43,9 @@ class InstanceQuestions:
         self._workers = workers
 
     async def status(self, fqfn: str, instance: int | None) -> dict[int, dict[str, Any]]:
-        """Return the InstanceStatus, as JSON, of all assigned instances of a function or of one."""
+        """Return the InstanceStatus, as JSON, of the assigned instances of a function, by number, or of one only. Of an
+        instance whose worker does not answer it has only that error, and the lag.
+        """
         owned: dict[str, list[int]] = {}
         for (name, number), assignment in sorted(dict(self._metadata.assignments).items()):
             if name == fqfn and instance in {None, number}:
@@ -54,7 +56,9 @@ class InstanceQuestions:
         return statuses
 
     async def _count_lag(self, fqfn: str, statuses: Mapping[int, dict[str, Any]]) -> None:
-        """Add the lag of instances that do not tell it: `lag`, by TOPIC-NUMBER."""
+        """Add the field `lag`, by TOPIC-NUMBER, to the statuses of instances that do not tell theirs, from the offsets
+        of the function's group.
+        """
         there, owners = self._metadata.definitions.get(fqfn), self._owners(fqfn)
         silent = {
             number: owners[number].partitions
@@ -94,13 +98,15 @@ class InstanceQuestions:
         }
 
     async def ask_here(self, fqfn: str, instance: int, question: dict[str, Any]) -> dict[str, Any]:
-        """Ask an instance of this worker; see `AssignedInstances.ask`."""
+        """Ask an instance of this worker, and return its answer, or a field `error`. If its assignment has just
+        changed, the question waits up to 2 s until it runs so.
+        """
         name: InstanceName = (fqfn, instance)
         return await self._instances.ask(name, question, lambda: self._metadata.assignments.get(name))
 
     async def ask(self, fqfn: str, instance: int | None, question: dict[str, Any]) -> dict[str, Any]:
-        """Ask an instance, and return its answer. Without a number it is the instance that has the partition or key
-        asked for.
+        """Ask an instance, wherever it runs, and return its answer, or a field `error` with a `status` of HTTP. Without
+        a number it is the instance that has the partition or key asked for.
         """
         await until(lambda: bool(self._owners(fqfn)), SEEN_SECONDS)  # it may have been defined just now
         owners = self._owners(fqfn)
@@ -124,8 +130,8 @@ class InstanceQuestions:
 def _asked(
     owners: Mapping[int, Assignment], question: dict[str, Any], spec: FunctionSpec | None, instance: int | None
 ) -> tuple[int | None, dict[str, Any]]:
-    """Return the number of the instance that has the answer, and the question for it. TriggerError if it is a message
-    for a topic that is no input.
+    """Return the number of the instance that has the answer, None if there is none, and the question for it.
+    TriggerError if it is a message for a topic that is no input.
 
     If state belongs to partitions, a key's value is looked up in the partition of the key: a function with such state
     has one input.
@@ -150,7 +156,8 @@ def _triggered(
     owners: Mapping[int, Assignment], question: dict[str, Any], spec: FunctionSpec, instance: int | None
 ) -> tuple[int | None, dict[str, Any]]:
     """Return the number of the instance that gets a message, and the question with the partition that the message goes
-    to. TriggerError if there is no such partition.
+    to; None and the question as it is if no instance is there. TriggerError if the topic of the question is no input,
+    or is missing while there are several.
     """
     given = question.get("key")
     key = None if given is None else base64.b64decode(given)

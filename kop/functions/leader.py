@@ -25,7 +25,7 @@ from kop.functions.definitions import (
     spec_of,
     updated,
 )
-from kop.functions.effects import DEFECT, LOST, MAX_BYTES, NO_PACKAGE, NOT_THERE, OK, WRONG, Effects, lost
+from kop.functions.request_effects import DEFECT, LOST, MAX_BYTES, NO_PACKAGE, NOT_THERE, OK, WRONG, Effects, lost
 from kop.functions.scheduler import Wish
 from kop.functions.spec import FunctionSpec, SpecError
 from kop.functions.topics import HOME, TopicNames
@@ -65,7 +65,8 @@ class Leader:
         refused: tuple[int, str] | None = None,
     ) -> Effects:
         """Decide a request, note what it changes, and return its effects. A request that was decided before gets the
-        same answer. `offset` is that of the request, and `is_whole` tells of a package's digest if all of it is there.
+        same answer, and changes nothing. `offset` is that of the request, `workers` are those that live, and `is_whole`
+        tells of a package's digest if all of it is there.
 
         `refused` is the status and the reason of a refusal by somebody else, such as a server.
         """
@@ -209,7 +210,9 @@ class Leader:
         return gone
 
     def wishes(self, partitions: Mapping[str, Collection[TopicPartition]]) -> dict[str, Wish]:
-        """Return which instances of which revisions each function needs, and the partitions to share among them."""
+        """Return the needs of each function that workers run: its instances that are not stopped, with the revision
+        that each runs, and the partitions to share among them.
+        """
         return {
             fqfn: Wish(
                 {n: definition.runs(n) for n in range(definition.spec.parallelism) if n not in definition.stopped},
@@ -236,8 +239,8 @@ def losers(current: Mapping[InstanceName, Any], then: Mapping[InstanceName, Any]
 
 
 def _configured(offset: int, request: Request, there: Definition | None, topic_names: TopicNames) -> Definition:
-    """Return the definition that a create or an update makes; an update changes only the fields that it gives.
-    SpecError if an update makes it wrong; a create is not checked here.
+    """Return the definition that a create or an update makes, or `there` if an update changes nothing; an update
+    changes only the fields that it gives. SpecError if an update makes it wrong; a create is not checked here.
     """
     given = request.config or {}
     if there is None:
@@ -270,5 +273,5 @@ def _configured(offset: int, request: Request, there: Definition | None, topic_n
 
 
 def _read_before(there: Definition | None, now: FunctionSpec) -> FunctionSpec | None:
-    """Return the function whose inputs have offsets already that the new one goes on from."""
+    """Return the function as it was, if the new one has the same group, and so goes on from its offsets; else None."""
     return there.spec if there is not None and there.spec.group == now.group else None

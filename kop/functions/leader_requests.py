@@ -16,10 +16,10 @@ from typing import Any, Final, cast
 from kop import clock
 from kop.functions.code_check import check
 from kop.functions.definitions import NOT_YET, Definition, Kind, LeaderAnswer, Request, spec_of, updated
-from kop.functions.effects import NO_PACKAGE, WRONG
 from kop.functions.packages import Package, PackageError, unpack
 from kop.functions.refusals import RefusedFunctionError, concerning
 from kop.functions.registry import Registry
+from kop.functions.request_effects import NO_PACKAGE, WRONG
 from kop.functions.spec import SpecError
 from kop.functions.topics import TopicNames
 from kop.functions.waiting import SEEN_SECONDS, until
@@ -42,7 +42,7 @@ class LeaderRequests:
         self._waiting: dict[str, asyncio.Future[LeaderAnswer]] = {}
 
     def take_answer(self, answer: LeaderAnswer) -> None:
-        """Give an answer of the leader to the thread or task that waits for it."""
+        """Give an answer of the leader to the task that waits for it, if one does. For the event loop alone."""
         future = self._waiting.pop(answer.request, None)
         if future is not None and not future.done():
             future.set_result(answer)
@@ -62,8 +62,9 @@ class LeaderRequests:
         instance: int | None = None,
         by: str,
     ) -> LeaderAnswer:
-        """Try the code here, then send a request to the leader and return its answer. If the code is wrong, the answer
-        is made here.
+        """Send a request to the leader, and return its answer, once its changes are seen here, too. For create and
+        update, first the code is tried, and topics and package are made; if something is wrong with them, the answer is
+        made here. Status 503 if nobody has answered within 30 s.
         """
         if expects is not None:  # another worker may have told of it, a moment before it is seen here
             await until(lambda: self._revision(fqfn) >= expects, SEEN_SECONDS)
@@ -97,8 +98,8 @@ class LeaderRequests:
     def _prepare(
         self, given: Mapping[str, Any], there: Definition | None, package: Package | None
     ) -> tuple[int, str] | None:
-        """Try the code, and make the topics and upload the package that the function needs. Returns None, or the status
-        and the reason if something is wrong with the function.
+        """Unpack and try the code, and make the topics and upload the package that the function needs. Returns None, or
+        the status and the reason if something is wrong with the function, or the server refuses it something.
         """
         registry = self._registry
         config = updated({} if there is None else there.config, given)
@@ -155,12 +156,14 @@ class LeaderRequests:
         return NOT_YET if there is None else there.revision
 
     async def rebalance(self) -> LeaderAnswer:
-        """Ask the leader to deal all instances to the workers anew."""
+        """Ask the leader to deal all instances to the workers anew, and return its answer; status 503 if none came
+        within 30 s.
+        """
         return await self._ask_leader(Request(id=clock.uuid4().hex, kind="rebalance", at_ms=clock.wall_ms()))
 
     async def drain(self, worker_id: str, *, drained: bool = True) -> LeaderAnswer:
-        """Ask the leader to give the instances of a worker to others; with `drained` False to let it have some
-        again.
+        """Ask the leader to give the instances of a worker to others; with `drained` False to let it have some again.
+        Returns the answer; status 503 if none came within 30 s.
         """
         kind: Kind = "drain" if drained else "undrain"
         made = Request(id=clock.uuid4().hex, kind=kind, worker=worker_id, at_ms=clock.wall_ms())

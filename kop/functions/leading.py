@@ -42,7 +42,6 @@ from kop.functions.definitions import (
     mesh_key,
     to_log,
 )
-from kop.functions.effects import Effects
 from kop.functions.input_topics import partitions_of, reads, topics_of
 from kop.functions.instance import ID_PREFIX
 from kop.functions.instance import TRANSACTION_TIMEOUT_MS as INSTANCE_TIMEOUT_MS
@@ -59,6 +58,7 @@ from kop.functions.metadata import (
 )
 from kop.functions.reading import READ_COMMITTED
 from kop.functions.refusals import RefusedFunctionError, concerning
+from kop.functions.request_effects import Effects
 from kop.functions.scheduler import Assignments, Scheduler, Wish, mistake, schedule
 from kop.functions.spec import FunctionSpec
 from kop.functions.topics import TopicNames
@@ -148,7 +148,9 @@ class Leading:
         return self._term is not None
 
     def close(self) -> None:
-        """Lead no more, and forget what was decided and not committed. A later `step` may lead anew."""
+        """Lead no more, forget what was decided and not committed, and close the connections. A later `step` may lead
+        anew.
+        """
         self._term = None
         self._refused.clear()
         for client in (self._writer, self._reader):
@@ -158,13 +160,16 @@ class Leading:
         self._writer = self._reader = None
 
     def hurry(self, seconds: float) -> None:
-        """Give up any attempt after so many seconds from now on."""
+        """Let requests to servers, those under way too, be tried again for so many seconds from now on at most."""
         for client in (self._writer, self._reader):
             if client is not None:
                 client.hurry(seconds)
 
     def step(self) -> None:
-        """Read and decide requests, if this worker leads; become the leader if it is its turn."""
+        """Decide the requests that wait, if this worker leads; become the leader if it is its turn, and lead no more if
+        it is not. If another worker leads by now, the group is joined again. Any other error is logged and kept as
+        `failure`, and all that is not committed is decided anew after a second.
+        """
         holding = self._membership.holding()
         if holding is None or holding == self._outdated:
             self._term = self.failure = None
@@ -227,7 +232,9 @@ class Leading:
     # -- decisions
 
     def _decide(self, term: Term, holding: MemberIdentity) -> None:
-        """Decide the next requests, and schedule anew if workers, partitions or definitions have changed."""
+        """Decide the next requests, 100 at most, commit what they change, and schedule anew if workers, partitions or
+        definitions have changed.
+        """
         members = self._members()
         if self._worker_id not in {member.worker_id for member in members}:
             return  # who is there was not asked yet
@@ -294,8 +301,9 @@ class Leading:
     def _take_refusal(
         self, refusal: RefusedFunctionError, requests: Sequence[Request], effects: Sequence[Effects]
     ) -> None:
-        """Refuse the request that made the server refuse something for a function. If no request did, leave that
-        function as it is for a while; if it was left already, raise the refusal.
+        """Note that a request is to be refused: the last one that made the server refuse something for a function. If
+        no request did, let that function keep its partitions for a minute; if it was left so already, raise the
+        refusal.
         """
         fqfn = refusal.fqfn
         won = [
@@ -316,7 +324,7 @@ class Leading:
 
     def _partitions(self, term: Term, held: Collection[str]) -> Mapping[str, Collection[TopicPartition]]:
         """Return the partitions of each function's inputs, of topics that exist. The functions in `held` keep those
-        that they have.
+        that they have. RefusedFunctionError if the server refuses a topic that a function reads.
         """
         assert self._reader is not None
         specs = {fqfn: definition.spec for fqfn, definition in term.leader.deployed.items() if fqfn not in held}
@@ -354,7 +362,9 @@ class Leading:
         wishes: Mapping[str, Wish] | None,
         gone: Collection[str],
     ) -> list[Record]:
-        """Return the records of the topics of functions that say what was decided."""
+        """Return the records that say what was decided: definitions, packages that are deleted, drained workers,
+        answers and changed assignments.
+        """
         metadata = self._metadata
         records: list[Record] = []
         fqfns = {request.id: request.fqfn for request in requests.values()}
@@ -383,8 +393,8 @@ class Leading:
         return records
 
     def _orphans(self) -> set[str]:
-        """Return the packages that were stored long ago. If no definition names one, its request was lost, or never
-        came.
+        """Return the digests of packages that were stored more than ten minutes ago, used or not. If no definition
+        names one, its request was lost, or never came.
         """
         old = clock.wall_ms() - SWEEP_MS
         return {digest for digest, at_ms in self._metadata.stored_at.items() if at_ms < old}
@@ -394,8 +404,8 @@ class Leading:
     ) -> dict[str, Mapping[TopicPartition, int]]:
         """Return, by function, the offsets at which its group begins in the partitions that have none committed.
 
-        A partition that exists when a definition names it begins where the definition says; one that comes later, at
-        its first record.
+        A partition that exists when a definition begins to name it begins where the definition says; one that comes
+        later, or that the definition named before, at its first record.
         """
         assert self._reader is not None
         assert self._writer is not None
@@ -434,7 +444,9 @@ class Leading:
         then: Mapping[InstanceName, Assignment],
         cursor: int,
     ) -> None:
-        """Write all that was decided in one transaction."""
+        """Write all that was decided in one transaction, and commit it as the member `holding`. Instances that lose
+        partitions are fenced just before the commit.
+        """
         assert self._writer is not None
         if records:
             self._writer.add_partitions(term.identity, sorted({(topic, 0) for topic, _, _ in records}))
@@ -450,7 +462,7 @@ class Leading:
         self._writer.end_transaction(term.identity)
 
     def _fence(self, fqfn: str, number: int) -> None:
-        """Make an instance unable to commit in transactions from now on."""
+        """Make an instance unable to commit in transactions from now on; if this worker may not, that is logged."""
         assert self._writer is not None
         name = f"{ID_PREFIX}/{fqfn}/{number}"
         with concerning(fqfn):
@@ -460,7 +472,7 @@ class Leading:
                 log.warning("let the workers' user Write on the transactional id %s, to fence it: %s", name, error)
 
     def _clean(self, effects: Sequence[Effects]) -> None:
-        """Delete the groups of functions that were deleted."""
+        """Delete the consumer groups that end with what was decided; one that cannot be deleted is logged."""
         assert self._writer is not None
         for group in [group for effect in effects for group in effect.cleaned]:
             try:
@@ -470,7 +482,7 @@ class Leading:
 
 
 def _partitions_now(assignments: Mapping[InstanceName, Assignment]) -> dict[str, set[TopicPartition]]:
-    """Return the partitions that each function has."""
+    """Return the partitions that each function's instances have together."""
     has: dict[str, set[TopicPartition]] = {}
     for (fqfn, _), assignment in assignments.items():
         has.setdefault(fqfn, set()).update(assignment.partitions)
@@ -489,8 +501,8 @@ def _changes(before: Assignments, then: Assignments) -> Iterator[Record]:
 def produce(
     client: WriteClient, producer: Identity, records: Sequence[Record], sequences: dict[TopicPartition, int]
 ) -> None:
-    """Write records in their order, topic by topic. `sequences` are the producer's next sequence numbers, which are
-    moved on.
+    """Write records in their order, topic by topic, to partition 0 of each; returns once they are durable. `sequences`
+    are the producer's next sequence numbers, which are moved on.
     """
     by_topic: dict[str, list[NewRecord]] = {}
     for topic, key, value in records:

@@ -102,7 +102,7 @@ class Running:
 
     @property
     def processed(self) -> int:
-        """The number of messages that are done."""
+        """The number of messages, or of windows, with which a call of the function went well."""
         return 0 if self._instance is None else self._instance.stats.processed
 
     @property
@@ -117,7 +117,10 @@ class Running:
         return self._instance
 
     def start(self) -> Self:
-        """Find the topics, make those that are missing, and start."""
+        """Find the partitions of the inputs, make topics that are missing, and start the instance; returns itself once
+        no record is missed that is produced from then on. Raises what ended the instance before that, ClientError if it
+        cannot begin.
+        """
         read_secrets(self._spec)  # nothing is made for a function that cannot start
         partitions = find_partitions(self._spec, self._settings, self._say, self._patience)
         if self._spec.parallelism > 1:
@@ -141,14 +144,18 @@ class Running:
         return self
 
     def wait(self, seconds: float) -> bool:
-        """Return if the instance has ended within so many seconds; raises what ended it."""
+        """Wait up to so many seconds for the end of the instance, and return True if it has ended; raises what ended
+        it, if that was an error.
+        """
         over = self._over.wait(seconds)
         if over:
             self._raise()
         return over
 
     def stop(self) -> None:
-        """End the instance; see the class."""
+        """End the instance after the message that is being called, with all that is done written and committed; returns
+        then, and raises the error that ended it, if there was one. Do nothing before `start`.
+        """
         if self._instance is not None:
             self._instance.stop()
             self._over.wait()
@@ -169,7 +176,9 @@ class Running:
             self._over.set()
 
     def _look(self, watch: CallWatch, instance: Instance) -> None:
-        """Note it if the function hangs, or takes more memory than it may."""
+        """Watch the function until the instance is over. If it hangs, or takes more memory than it may, log that, stop
+        the instance, and let `wait` and `stop` raise HungError without waiting for its thread.
+        """
         while not self._over.wait(watch.seconds):
             calling = list(instance.calling)
             reason = watch.look(calling, resident_bytes(), clock.monotonic())
@@ -204,7 +213,10 @@ def names_of(settings: Mapping[str, Any], patience: float, namespace: str = DEFA
 def find_partitions(
     spec: FunctionSpec, settings: Mapping[str, Any], say: Callable[[str], None], patience: float
 ) -> list[TopicPartition]:
-    """Return the partitions of all inputs. Topics that are not there are made with the servers' defaults."""
+    """Return the partitions of all inputs. The output, and inputs that are no patterns, are made with the servers'
+    defaults if they are not there, which `say` is told. ClientError if there is no partition. `patience`: the seconds
+    for which requests are tried again.
+    """
     writer = WriteClient(settings, patience)
     try:
         topics = [topic for topic, given in spec.inputs.items() if not given.is_regex]
@@ -231,8 +243,8 @@ class Changes:
         self._seen = self._state()
 
     def came(self) -> bool:
-        """Return if the file has changed since the start. A file that is missing is being written, and does not
-        count.
+        """Return True if the file has another time or size than when this object was made. A file that is missing is
+        being written, and does not count.
         """
         now = self._state()
         return now is not None and now != self._seen

@@ -47,7 +47,9 @@ class Allowance:
         self._at = now
 
     def take(self, size: int, now: float) -> bool:
-        """Return if a record of `size` bytes may be logged now, and count it if so."""
+        """Return True if a record of `size` bytes may be logged at the time `now`, in seconds of the clock that the
+        object was made with, and count it if so.
+        """
         passed, self._at = now - self._at, now
         for index, rate in enumerate(self._rates):
             self._left[index] = min(rate * 2.0, self._left[index] + rate * passed)
@@ -85,7 +87,9 @@ class LogTopic(logging.Handler):
         return self
 
     def start(self) -> None:
-        """Begin to write the texts that `put` is given; the records of the logger are not written."""
+        """Begin to write the texts that `put` is given, if the function has a log topic. Records of the function's
+        logger come to the topic within a `with` block only, which calls this.
+        """
         if self._topic:
             self._thread.start()
 
@@ -97,7 +101,9 @@ class LogTopic(logging.Handler):
         self.end()
 
     def end(self) -> None:
-        """Write what is left, for a moment at most; later texts are dropped."""
+        """Take no further records of the logger and no output, and write what is left, within 3 s; later texts are
+        dropped.
+        """
         if not self._topic:
             return
         for stream in self._taken:
@@ -110,7 +116,7 @@ class LogTopic(logging.Handler):
         self._thread.join(END_SECONDS)
 
     def take_output(self) -> None:
-        """Copy what is printed from now on into the topic, too: the process is the function's alone."""
+        """Copy what is printed from now on into the topic, too, until `end`: the process is the function's alone."""
         if self._topic:
             self._taken = [_Copied(self, "stdout", "INFO"), _Copied(self, "stderr", "ERROR")]
 
@@ -122,7 +128,9 @@ class LogTopic(logging.Handler):
             self.handleError(record)
 
     def put(self, level: str, text: str) -> None:
-        """Queue a text for the topic, or count it as dropped if too much was logged lately. It never waits."""
+        """Queue a text, cut at 10 000 characters, for the topic, or count it as dropped if too much was logged lately.
+        It never waits.
+        """
         value = text[:RECORD_CHARACTERS].encode(errors="backslashreplace")
         with self._changed:
             if not self._allowance.take(len(value), clock.monotonic()):
@@ -165,7 +173,9 @@ class LogTopic(logging.Handler):
             client.close()
 
     def _next(self) -> list[NewRecord] | None:
-        """Return the next records to write; waits until there are some. None at the end."""
+        """Return the next records to write, and one about those that were dropped; waits until there are some. None at
+        the end.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._over)
             self._changed.wait_for(lambda: self._over, LINGER_SECONDS)
@@ -187,7 +197,9 @@ class LogTopic(logging.Handler):
 
 
 def log_end(spec: FunctionSpec, settings: Mapping[str, Any], instance_id: int, text: str) -> None:
-    """Write to the log topic how an instance ended that could not write it itself."""
+    """Write to the log topic, on a thread of its own, how an instance ended that could not write it itself; do nothing
+    if the function has no log topic.
+    """
 
     def write() -> None:
         topic = LogTopic(spec, settings, instance_id)
@@ -211,7 +223,7 @@ class _Copied(io.TextIOBase):
         setattr(sys, name, self)
 
     def write(self, text: str) -> int:
-        """Write, and copy the lines that are ended."""
+        """Write to the stream, and copy the lines that are ended to the log topic."""
         self.real.write(text)
         *lines, self._line = (self._line + text).split("\n")
         self._line = self._line[:RECORD_CHARACTERS]
@@ -221,7 +233,7 @@ class _Copied(io.TextIOBase):
         return len(text)
 
     def end(self) -> None:
-        """Put the stream back that was there."""
+        """Put the stream back that was there, after a copy of the line that is not ended."""
         if self._line:
             self._topic.put(self._level, self._line)
         setattr(sys, self._name, self.real)

@@ -17,7 +17,7 @@ from kop.functions.definitions import (
     WantedMesh,
     spec_of,
 )
-from kop.functions.effects import LOST, MAX_BYTES, NO_PACKAGE, NOT_THERE, OK, WRONG, Effects, lost
+from kop.functions.request_effects import LOST, MAX_BYTES, NO_PACKAGE, NOT_THERE, OK, WRONG, Effects, lost
 from kop.functions.spec import SpecError
 from kop.functions.topics import TopicNames
 
@@ -43,8 +43,8 @@ class _RefusedError(Exception):
 
 
 def decide(offset: int, request: Request, name: str, known: Known) -> Effects:
-    """Decide a request for the mesh of this full name, and return its effects. `offset` is that of the request; `known`
-    is what is defined already.
+    """Decide a request for the mesh of this full name, and return its effects, which are only the answer if it is
+    refused. `offset` is that of the request; `known` is what is defined already.
     """
     there = known.meshes.get(name)
     try:
@@ -76,7 +76,9 @@ def _made(mesh: MeshDefinition, offset: int, request: Request) -> MeshDefinition
 
 
 def _switched(offset: int, request: Request, there: MeshDefinition) -> MeshDefinition:
-    """Return a mesh that is stopped, started, or of which a part is started anew."""
+    """Return the mesh as a stop, start or restart makes it: stopped, started, or started with one part or all to begin
+    anew. _RefusedError for another kind of request, or if it has no such part.
+    """
     if request.kind == "stop":
         return replace(there, is_stopped=True)
     if request.kind == "start":
@@ -163,7 +165,9 @@ def _content(made: Definition) -> tuple[object, ...]:
 
 
 def _check(made: Definition, known: Known) -> None:
-    """Check the function of a mesh. _RefusedError if it is wrong."""
+    """Check the function of a mesh. _RefusedError if its configuration is wrong or another function's, it is too large,
+    or its package is not there.
+    """
     try:
         fqfn = spec_of(made.config, known.topic_names).fqfn
     except SpecError as error:
@@ -177,7 +181,9 @@ def _check(made: Definition, known: Known) -> None:
 
 
 def _check_names(name: str, wanted: WantedMesh, known: Known) -> None:
-    """Check that nobody else has the names of a mesh's parts: each is that of a consumer group, too."""
+    """Check that no function of workers and no other mesh has the names of a mesh's parts: each is that of a consumer
+    group, too. _RefusedError if one has.
+    """
     for full_name in (*wanted.functions, *wanted.others):
         function = known.definitions.get(full_name)
         if function is not None and not function.mesh:

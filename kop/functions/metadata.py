@@ -67,8 +67,8 @@ class FunctionsMetadata:
     """The time at which the last part of each package was written, in milliseconds since the epoch, by digest."""
 
     def take(self, topic: str, offset: int, at_ms: int, key: bytes | None, value: bytes | None) -> LeaderAnswer | None:
-        """Put a record of a topic of functions into the tables; returns the answer if the record is one to a request.
-        DamagedRecordError if it cannot be read.
+        """Put a record of a topic of functions into the tables; returns the answer if the record is one to a request,
+        else None. DamagedRecordError if the record cannot be read.
         """
         name = text_of(key)
         if topic == REQUESTS:
@@ -112,8 +112,8 @@ class FunctionsMetadata:
             del self.stored_at[digest]
 
     def removable(self, digest: str) -> list[bytes]:
-        """Return the keys of the records of a package that no definition names; none if an uploaded file is that
-        package.
+        """Return the keys of the records of a package that may be deleted once no definition names it: all that it has;
+        none if an uploaded file is that package.
         """
         return [] if digest in self.uploads.values() else self.packages.keys(digest)
 

@@ -37,7 +37,7 @@ class _InstanceScrape(Collector):
 
 
 def families(instances: Instances, cluster: str) -> Iterable[Metric]:
-    """Return the metrics as they stand."""
+    """Return the metrics of these instances; one without statistics has only that it runs, and its restarts."""
     labels = ["tenant", "namespace", "name", "instance_id", "cluster", "fqfn"]
     running = gauge_family("kop_function_running", "1 while an instance runs.", labels)
     restarts = counter_family("kop_function_restarts", "Restarts of an instance.", labels)

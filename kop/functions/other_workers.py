@@ -36,14 +36,18 @@ class OtherWorkers:
             await self._session.close()
 
     async def status(self, worker: WorkerInfo, fqfn: str) -> dict[int, dict[str, Any]]:
-        """Return the InstanceStatus, as JSON, of the instances of a function that a worker has."""
+        """Return the InstanceStatus, as JSON, of the instances of a function that a worker has, by number.
+        OtherWorkerError if it does not answer within 5 s, or says no.
+        """
         answer = await self._send("GET", worker, f"/internal/status/{quote(fqfn)}", STATUS_SECONDS)
         return {int(number): status for number, status in answer.items()}
 
     async def ask(
         self, worker: WorkerInfo, fqfn: str, instance: int, question: Mapping[str, Any], seconds: float
     ) -> dict[str, Any]:
-        """Ask an instance that a worker has."""
+        """Ask an instance that a worker has, and return the answer. OtherWorkerError if the worker does not answer
+        within `seconds` and 2 more, or says no.
+        """
         path = f"/internal/ask/{quote(fqfn)}/{instance}"
         return await self._send("POST", worker, path, seconds + MARGIN_SECONDS, question)
 

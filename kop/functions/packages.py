@@ -55,7 +55,7 @@ class Package:
 
 
 def read_package(path: str | Path) -> Package:
-    """Return the package of a file. PackageError if it cannot be read, or is too large."""
+    """Return the package of a file. PackageError if the file cannot be read."""
     path = Path(path)
     try:
         return Package(path.name, path.read_bytes())
@@ -67,7 +67,9 @@ def read_package(path: str | Path) -> Package:
 
 
 def chunks(package: Package) -> list[tuple[bytes, bytes]]:
-    """Return keys and values of the records that a package is: `SHA-256/NUMBER`, and how many there are with a part."""
+    """Return keys and values of the records that a package is, one for each 512 KiB: the key is `SHA-256/NUMBER`, the
+    value the number of all parts, in 4 bytes, and then the part.
+    """
     data = package.data
     parts = [data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES)] or [b""]
     return [
@@ -84,8 +86,8 @@ class Assembler:
         self._parts: dict[str, set[int]] = {}
 
     def add(self, key: bytes, value: bytes | None) -> None:
-        """Add a record of a package; without a value it removes what was under its key. Records with other keys are
-        ignored.
+        """Add a record of a package, whose part is kept in a file; without a value it removes what was under its key.
+        Records with other keys are ignored.
         """
         digest, _, number = key.decode(errors="replace").partition("/")
         if len(digest) != 64 or not set(digest) <= set("0123456789abcdef") or not number.isdecimal():
@@ -106,15 +108,15 @@ class Assembler:
             parts.add(int(number))
 
     def keys(self, digest: str) -> list[bytes]:
-        """Return the keys of the records of a package that are there."""
+        """Return the keys of the records of a package that have come and were not removed."""
         return [f"{digest}/{number}".encode() for number in sorted(self._parts.get(digest, ()))]
 
     def digests(self) -> set[str]:
-        """Return the packages of which anything is there."""
+        """Return the digests of the packages of which anything is there."""
         return set(self._parts)
 
     def is_whole(self, digest: str) -> bool:
-        """Return if all parts of a package are there."""
+        """Return True if all parts of a package are there."""
         return digest in self._counts and self._parts[digest] >= set(range(self._counts[digest]))
 
     def package(self, digest: str, name: str) -> Package | None:
@@ -127,7 +129,7 @@ class Assembler:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a file as a whole or not at all."""
+    """Write a file as a whole or not at all; a file of that name is replaced."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.write_bytes(data)
     part.replace(path)
@@ -168,7 +170,9 @@ def unpack(package: Package, folder: str | Path, allow_index: bool = False) -> C
 
 
 def _fill(package: Package, kind: str, place: Path, allow_index: bool) -> None:
-    """Put the modules of a package into `src`, what they depend on into `deps`; a file of Python as it is."""
+    """Put the modules of a package into the folder `src` of `place`, what they depend on into `deps`; a file of Python
+    as it is. `kind` is the ending of its name. PackageError as of `unpack`.
+    """
     if kind == ".py":
         (place / package.name).write_bytes(package.data)
         return
@@ -188,8 +192,8 @@ def _fill(package: Package, kind: str, place: Path, allow_index: bool) -> None:
 
 
 def _extract(archive: Path, target: Path | None) -> None:
-    """Unpack a zip file into `target`, or only check it if `target` is None. PackageError if it would write outside of
-    the folder or fill the disk.
+    """Unpack a zip file into `target`, or only check it if `target` is None. PackageError if it is damaged, would write
+    outside of the folder, or has more than 1 GiB.
     """
     try:
         with zipfile.ZipFile(archive) as given:
@@ -208,7 +212,9 @@ def _extract(archive: Path, target: Path | None) -> None:
 
 
 def _top(name: str, files: Path) -> Path:
-    """Return the folder of Pulsar's layout in an unpacked zip file: the one with the file's name, or the only one."""
+    """Return the folder of Pulsar's layout in an unpacked zip file: the one with the file's name, or the only one.
+    PackageError if there is none, or several others.
+    """
     folders = [path for path in sorted(files.iterdir()) if (path / "src").is_dir()]
     named = [path for path in folders if path.name == PurePosixPath(name).stem]
     if not named and len(folders) != 1:
@@ -240,7 +246,9 @@ def _install(name: str, top: Path, target: Path, allow_index: bool) -> None:
 
 
 def _pip(name: str, arguments: Sequence[str]) -> None:
-    """Run pip install. PackageError with pip's output if it fails."""
+    """Run pip install. PackageError with pip's output if it fails, or has not ended within 300 s; `name` is the
+    package's.
+    """
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
     command += ["--no-compile", "--no-warn-script-location"]
     try:

@@ -32,7 +32,7 @@ class PoisonRecord:
 
 
 def divided(taken: Taken, count: int) -> tuple[Taken, Taken | None]:
-    """Return the first `count` records, and the others; None for those if there are none."""
+    """Return the first `count` records, and the others; None for the others if there are none."""
     if count >= len(taken.records):
         return taken, None
     others = taken.records[count:]

@@ -177,7 +177,9 @@ class Processes:
     # -- for others
 
     def want(self, wanted: Mapping[InstanceName, WantedInstance]) -> None:
-        """Set the wanted instances: processes are started, ended and restarted until exactly those run."""
+        """Set the wanted instances, and return at once: processes are started, ended and restarted in the background
+        until exactly those run.
+        """
         now = clock.monotonic()
         with self._lock:
             for name, slot in self._slots.items():
@@ -191,7 +193,7 @@ class Processes:
         self._wake()
 
     def status(self) -> dict[InstanceName, InstanceStatus]:
-        """Return the status of each instance that is wanted."""
+        """Return the status of each instance that is wanted; waits up to a second for their statistics."""
         with self._lock:
             children = {name: slot.child for name, slot in self._slots.items() if slot.child is not None}
         asked = {name: self._question(child, {"ask": "stats"}) for name, child in children.items()}
@@ -210,7 +212,8 @@ class Processes:
     def ask(self, name: InstanceName, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """Return the answer of an instance; a field `error` says why there is none, `status` of which kind that is.
 
-        One that is being started, or replaced by another one of its name, is waited for.
+        One that is being started, or replaced by another one of its name, is waited for, up to 10 s, or `seconds` if
+        they are less. It has `seconds` to answer then.
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._is_coming(name), min(seconds, BEGIN_SECONDS))
@@ -230,7 +233,7 @@ class Processes:
         return slot.child is None or slot.child.wanted is not slot.wanted or not slot.child.has_begun
 
     def close(self) -> None:
-        """End all processes; returns when they have ended."""
+        """End all processes, and return when they have ended, or after 20 s."""
         atexit.unregister(self.close)
         self.want({})
         with self._changed:
@@ -242,7 +245,9 @@ class Processes:
     # -- questions
 
     def _question(self, child: _Child, question: Mapping[str, Any]) -> Future[dict[str, Any]]:
-        """Send a question to a process; what it answers is the result."""
+        """Send a question to a process, and return the future of its answer. If it cannot be sent, the answer is a
+        field `error`.
+        """
         future: Future[dict[str, Any]] = Future()
         number = next(self._numbers)
         child.questions[number] = future
@@ -283,7 +288,9 @@ class Processes:
             os.read(self._woken, _CHUNK)
 
     def _advance(self, now: float) -> float | None:
-        """Start and end the processes that are due; returns the time of the next such step, None if there is none."""
+        """Start and end the processes that are due at the time `now` of the monotonic clock; returns the time of the
+        next such step, None if there is none.
+        """
         due: list[float] = []
         for name, slot in list(self._slots.items()):
             if slot.child is None:
@@ -342,7 +349,9 @@ class Processes:
         self._selector.register(process.sentinel, selectors.EVENT_READ, lambda: self._ended(name, child))
 
     def _look(self, slot: _Slot, child: _Child, now: float) -> None:
-        """End a process that hangs or takes more memory than it may."""
+        """Kill a process if it hangs or takes more memory than it may, and note why; else note when it is looked at
+        again.
+        """
         assert child.watch.seconds is not None
         child.look_at = now + child.watch.seconds
         reason = child.watch.look(list(child.calling), _rss(child.process.pid), now)
@@ -353,7 +362,9 @@ class Processes:
     # -- what processes write and tell
 
     def _read_output(self, child: _Child) -> bool:
-        """Read the output of a process; returns False if there is no more of it now."""
+        """Read the output of a process into the last lines that are kept of it; returns False if there is no more of it
+        now.
+        """
         try:
             data = b"" if child.output.closed else os.read(child.output.fileno(), _CHUNK)
         except BlockingIOError:
@@ -366,7 +377,9 @@ class Processes:
         return bool(data)
 
     def _read_control(self, child: _Child) -> bool:
-        """Read the messages of a process; returns False if there are no more of them now."""
+        """Read and take the messages of a process: answers, its begin, its end; returns False if there are no more of
+        them now.
+        """
         try:
             data = b"" if child.control.fileno() < 0 else child.control.recv(_CHUNK, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -399,7 +412,9 @@ class Processes:
             child.is_replaced = told["told"] == "replaced"
 
     def _ended(self, name: InstanceName, child: _Child) -> None:
-        """Note that a process has ended, and decide if and when its instance is started again."""
+        """Note that a process has ended, kill what it has started, answer its open questions with an error, and, if its
+        instance is still wanted, log the end and note when it is started again.
+        """
         if child.has_ended:
             return
         child.has_ended = True
@@ -443,7 +458,7 @@ class Processes:
     @staticmethod
     def _failed(slot: _Slot, told: str, at: tuple[TopicPartition, int] | None, now: float, ran: float) -> None:
         """Note why an instance does not run, and when it is started again. `told` is the reason, `at` the record at
-        which the process ended, `ran` the seconds for which it ran.
+        which the process ended, `now` the time on the monotonic clock, `ran` the seconds for which the process ran.
         """
         slot.attempts = slot.attempts.after(ran)
         if slot.attempts.failures == 1:
@@ -455,7 +470,7 @@ class Processes:
 
 
 def _told(slot: _Slot, now: float) -> InstanceStatus:
-    """Return the status of an instance."""
+    """Return the status of an instance at the time `now` of the monotonic clock."""
     child = slot.child
     error, at, since_ms, lines = slot.error, slot.at, slot.since_ms, slot.stderr
     next_ms = None

@@ -73,8 +73,8 @@ class ReadAhead:
         *,
         batches: bool = False,
     ) -> None:
-        """`another` makes a client like the first one; both are closed here. `batches`: records come as record batches
-        of Arrow.
+        """Begin to read. `another` makes a client like the first one; both are closed here, also if this raises.
+        `batches`: records come as record batches of Arrow.
         """
         self._batches = batches
         self._fetch = fetch
@@ -103,8 +103,9 @@ class ReadAhead:
     # -- for the thread that takes
 
     def take(self, count: int, waiting: Collection[TopicPartition], seconds: float | None) -> list[Taken]:
-        """Return up to `count` records of partitions that are not in `waiting`. Waits for them; returns none after so
-        many seconds, or when woken. Partitions take turns.
+        """Return up to `count` records of partitions that are not in `waiting`, each lot with its partition. Waits
+        until there are some, `wake` is called, or `seconds` (None: without limit) are over; empty then. Partitions take
+        turns.
         """
         taken: list[Taken] = []
         with self._changed:
@@ -120,11 +121,13 @@ class ReadAhead:
         return taken
 
     def ends(self) -> dict[TopicPartition, tuple[int, int]]:
-        """Return, by partition, the end of the log and the next offset that is fetched. For any thread."""
+        """Return two offsets for each partition: the first one that no reader of committed records gets yet, as of the
+        last answer (-1 before it), and the next one to be fetched. For any thread.
+        """
         return {partition: (ahead.end, ahead.position) for partition, ahead in list(self._ahead.items())}
 
     def add(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Read further partitions from these offsets on. For any thread.
+        """Read further partitions from these offsets on; those that are read already go on as they are. For any thread.
 
         They have a thread of their own: the others may wait for records for long.
         """
@@ -150,7 +153,9 @@ class ReadAhead:
             thread.join(max(0.0, end - clock.monotonic()))
 
     def _ready(self, waiting: Collection[TopicPartition]) -> bool:
-        """Return true if there is something to take; else wake the threads that read."""
+        """Return True if there is something to take from partitions that are not in `waiting`; else wake the threads
+        that read.
+        """
         if any(ahead.chunks for partition, ahead in self._ahead.items() if partition not in waiting):
             return True
         if not self._hungry:
@@ -208,8 +213,8 @@ class ReadAhead:
                 client.close()
 
     def _wanted(self, number: int, more: bool) -> Offsets | None:
-        """Return the partitions to fetch and from which offsets; None at the end. Waits until there is room, and,
-        unless `more` was there at the last fetch, until records are wanted.
+        """Return the offsets to fetch from, by partition, for the thread of this number; None at the end. Waits until
+        there is room in memory, and, unless the last fetch gave `more` than a little, until somebody waits for records.
         """
         with self._changed:
             while not self._over:
@@ -268,7 +273,7 @@ class ReadAhead:
 
     @staticmethod
     def _first(client: ReadClient, partition: TopicPartition, position: int) -> int:
-        """Return the offset to go on from in a partition whose position is out of its range, and log that."""
+        """Return the first offset of a partition, to go on from since `position` is out of its range, and log that."""
         first = client.list_offsets({partition: EARLIEST}, READ_COMMITTED)[partition]
         what = "was deleted before it was read" if first > position else "is behind the end of the log"
         log.warning(

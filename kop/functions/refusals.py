@@ -38,9 +38,11 @@ class RefusedFunctionError(Exception):
 
 @contextmanager
 def concerning(fqfn: str, *, in_transaction: bool = False) -> Iterator[None]:
-    """Raise a refusal by a server within the block as RefusedFunctionError of this function.
+    """Raise RefusedFunctionError of this function in place of an error by which a server refuses something within the
+    block; other errors are raised as they are.
 
-    `in_transaction`: the transaction is of more than this function, so its own errors are raised as they are.
+    `in_transaction`: the transaction is of more than this function, so the transaction's own errors are raised as they
+    are.
     """
     try:
         yield

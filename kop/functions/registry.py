@@ -67,7 +67,9 @@ def membership_of(
     changed: Callable[[], None] = lambda: None,
     session_seconds: float = SESSION_SECONDS,
 ) -> Membership:
-    """Return a worker's membership in the group of all workers; `changed` is called if somebody came or went."""
+    """Return a worker's membership in the group of all workers, not begun yet; `changed` is called if somebody came or
+    went. A member that is silent for `session_seconds` is gone.
+    """
     return Membership(settings, me.client_id(), GROUP, REQUESTS, changed, session_seconds)
 
 
@@ -130,8 +132,8 @@ class Registry:
     # -- for any thread
 
     def start(self) -> None:
-        """Make the topics, or check them, and begin to follow them. Returns once they are read to their ends.
-        ClientError if they cannot be made or read.
+        """Make the topics, or check them, join the group of workers, and begin to follow the topics. Returns once they
+        are read to their ends. ClientError if they cannot be made or read, or the server has no transactions.
         """
         end = clock.monotonic() + self._patience
         writer = self._writer = WriteClient(self._settings, self._patience)
@@ -150,7 +152,7 @@ class Registry:
                 raise ClientError(self._failure)
 
     def close(self) -> None:
-        """Leave the group of workers, and stop following: within CLOSE_SECONDS, even if no server answers."""
+        """Leave the group of workers, and stop following: within 5 s, even if no server answers."""
         end = clock.monotonic() + CLOSE_SECONDS
         self._over.set()
         for client in (self._reader, self._writer):
@@ -166,7 +168,9 @@ class Registry:
             self._writing.release()
 
     def trouble(self) -> str | None:
-        """Return why this worker does not know what the topics say, or cannot do it; None if nothing is wrong."""
+        """Return why this worker does not know what the topics say, cannot lead though it has to, or is not in the
+        group; None if nothing is wrong.
+        """
         if self._failure is not None:
             return self._failure
         silent = clock.monotonic() - self._read_at
@@ -190,7 +194,9 @@ class Registry:
         return tuple(by_id.values())
 
     def twin(self) -> str | None:
-        """Return the address of another worker with the id of this one, if that one takes precedence; else None."""
+        """Return the address of another worker with the id of this one, if that one takes precedence, by its address
+        and member id; else None.
+        """
         mine = self._me.client_id(), self._membership.member_id
         peers = self._membership.peers()
         here = {peer.host for peer in peers if peer.member_id == mine[1]}
@@ -215,22 +221,28 @@ class Registry:
             produce(self._writer, self._writer.init_producer(None, -1), records, {})
 
     def send(self, request: Request) -> None:
-        """Write a request to its topic; the callback `answered` gets its answer."""
+        """Write a request to its topic, and return once it is durable; the callback `answered` of this object gets the
+        answer later.
+        """
         self.write([(REQUESTS, request.fqfn.encode(), to_log(request))])
 
     def upload(self, package: Package, path: str | None = None) -> None:
-        """Write a package to its topic. With `path`, it is an uploaded file of that path."""
+        """Write a package to its topic; returns once it is durable. `path` makes it an uploaded file of that path."""
         named = [] if path is None else [(PACKAGES, f"{UPLOAD}{path}".encode(), package.digest.encode())]
         self.write([(PACKAGES, key, value) for key, value in chunks(package)] + named)
 
     def make_topics(self, spec: FunctionSpec) -> list[str]:
-        """Make the topics of a function that are missing, with the servers' defaults; returns their names."""
+        """Make the topics that a function names as inputs or output and that are missing, with the servers' defaults;
+        returns the names of those made.
+        """
         with self._writing:
             assert self._writer is not None
             return [topic for topic in filter(None, [*named(spec), spec.output]) if self._writer.make_topic(topic)]
 
     def history(self, fqfn: str, limit: int) -> list[tuple[Request, LeaderAnswer | None]]:
-        """Return the last requests for a function, the oldest of them first, with their answers."""
+        """Return the last `limit` requests for a function, the oldest of them first, each with its answer, or None if
+        there is none yet.
+        """
         there = self.metadata.definitions.get(fqfn)
         return read_history(self._settings, self._patience, fqfn, None if there is None else there.revision, limit)
 
@@ -270,7 +282,9 @@ class Registry:
         return leader is not None
 
     def _open(self) -> None:
-        """Begin to follow the topics, or go on where it was left."""
+        """Begin to follow the topics, or go on where it was left, and read them to their ends; from then on they are
+        known.
+        """
         settings = self._settings | {
             "request_timeout_ms": min(self._settings.get("request_timeout_ms", TAIL_TIMEOUT_MS), TAIL_TIMEOUT_MS)
         }
@@ -299,7 +313,9 @@ class Registry:
             self._step(0)
 
     def _step(self, wait_ms: int) -> None:
-        """Read the next records of the topics, and wait up to `wait_ms` for some."""
+        """Read the next records of the topics, waiting up to `wait_ms` for some, and put them into the metadata; tell
+        `answered` of each answer, and `changed` once if there were any.
+        """
         assert self._reader is not None
         fetch = FetchSettings(isolation=READ_COMMITTED, wait_ms=wait_ms)
         changed = False

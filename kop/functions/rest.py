@@ -47,8 +47,8 @@ class RestServer:
 
 
 async def serve(service: Service, host: str, port: int, token: str | None) -> RestServer:
-    """Serve the REST interface of a worker. ClientError if it may not, or cannot, listen at this address, or the token
-    is too short.
+    """Listen and serve the REST interface of a worker; port 0 is any free one. ClientError if it may not, or cannot,
+    listen at this address, or the token is too short.
     """
     if token is None and not is_loopback(host):
         raise ClientError(
@@ -69,7 +69,9 @@ async def serve(service: Service, host: str, port: int, token: str | None) -> Re
 
 
 def application(service: Service, token: str | None) -> web.Application:
-    """Return the application with all paths. Who asks needs `token`, if there is one."""
+    """Return the application with all paths. Who asks needs `token`, if there is one; else requests of browsers for
+    pages of others are refused.
+    """
     app = web.Application(middlewares=[_errors, _guard(token)], client_max_size=CONFIG_BYTES)
     app.add_routes([*function_routes(service), *worker_routes(service), *internal_routes(service)])
     return app
@@ -80,7 +82,7 @@ def application(service: Service, token: str | None) -> web.Application:
 
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer errors as Pulsar does: `{"reason": text}`."""
+    """Answer errors as Pulsar does, by a status and `{"reason": text}`; those that nobody expects are logged."""
     try:
         return await handler(request)
     except RestError as error:
@@ -98,7 +100,9 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 def _guard(token: str | None) -> Middleware:
-    """Make the middleware that refuses whoever may not ask."""
+    """Return the middleware that refuses whoever may not ask: with 401 without the token, or, if there is none, with
+    403 for a browser.
+    """
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -117,7 +121,9 @@ def _bytes(text: str) -> bytes:
 
 
 def _refuse_browsers(request: web.Request) -> None:
-    """Refuse requests that a foreign web page may make a browser send to this machine: they could run code here."""
+    """Raise RestError for requests that a foreign web page may make a browser send to this machine: they could run code
+    here.
+    """
     host = request.headers.get("Host", "")
     name = host[1 : host.find("]")] if host.startswith("[") else host.rpartition(":")[0] or host
     if "Origin" in request.headers or not is_loopback(name):

@@ -68,8 +68,8 @@ class FunctionPaths:
         return definition
 
     def _expects(self, request: web.Request, fqfn: str) -> int:
-        """Return the revision that a change is based on: the one in If-Match, which its author has read, else the
-        current one. RestError if there is no such function, or If-Match is no number.
+        """Return the revision that a change is based on: the one in If-Match, which its author has read, else that of
+        the current definition. RestError if If-Match is no number, or if it is needed and there is no such function.
         """
         given = request.headers.get("If-Match", "").strip('" ')
         if given in {"", "*"}:
@@ -80,7 +80,7 @@ class FunctionPaths:
 
     def _one(self, request: web.Request) -> tuple[str, int | None]:
         """Return the function, and the number of the instance or None, that a request's path names. RestError if there
-        is none.
+        is no such function or instance.
         """
         fqfn, instance = fqfn_of(request), instance_of(request)
         definition = self._needed(fqfn)
@@ -89,8 +89,8 @@ class FunctionPaths:
         return fqfn, instance
 
     async def _definition_given(self, request: web.Request, *, is_update: bool) -> tuple[Json, Package | None]:
-        """Return the fields of a FunctionConfig and the package, None if there is none, of a form. RestError if they do
-        not fit the path or cannot be read.
+        """Return the fields of a FunctionConfig and the package, None if there is none, of a form; of a create with the
+        names of the path. RestError if they do not fit the path or cannot be read, or a create has no package.
         """
         form = await read_form(request, {"functionConfig": CONFIG_BYTES, "url": CONFIG_BYTES, "data": PACKAGE_BYTES})
         if "url" in form:
@@ -115,7 +115,9 @@ class FunctionPaths:
         return shapes.config_with_package(config, package.name), package
 
     async def create(self, request: web.Request) -> web.Response:
-        """Make a function."""
+        """Make a function of the fields and the file in a form. Answers 204 with its revision as ETag, and with the
+        header Kop-Note if it is part of a loop through topics; RestError with the leader's reason if it is refused.
+        """
         config, package = await self._definition_given(request, is_update=False)
         answer = await self._service.requests.request(
             "create", fqfn_of(request), config=config, package=package, by=author_of(request)
@@ -123,7 +125,9 @@ class FunctionPaths:
         return self._with_note(answered(answer), fqfn_of(request))
 
     async def update(self, request: web.Request) -> web.Response:
-        """Change the fields that are given."""
+        """Change the fields of a function that are given in a form, and its code if there is a file. Answers as
+        `create` does; refused if the function has another revision than If-Match says.
+        """
         config, package = await self._definition_given(request, is_update=True)
         fqfn = fqfn_of(request)
         expects = self._expects(request, fqfn)
@@ -136,20 +140,24 @@ class FunctionPaths:
         return loop_of(fqfn, {definition.fqfn: definition for definition in self._service.functions()})
 
     def _with_note(self, response: web.Response, fqfn: str) -> web.Response:
-        """Add a note to a response: what the author should know of the definition although it was accepted."""
+        """Return a response with the note that its function is part of a loop through topics, in the header Kop-Note,
+        if it is.
+        """
         loop = self._loop(fqfn)
         if loop is not None:
             response.headers[NOTE] = loop.text.encode("ascii", "backslashreplace").decode()
         return response
 
     async def delete(self, request: web.Request) -> web.Response:
-        """Delete a function."""
+        """Delete a function. Answers 204; RestError if there is none, or if its revision is not that of If-Match."""
         fqfn = fqfn_of(request)
         expects = self._expects(request, fqfn)
         return answered(await self._service.requests.request("delete", fqfn, expects=expects, by=author_of(request)))
 
     def state_changes(self, kind: str) -> Handler:
-        """Make the handler that starts, stops or restarts a function, or an instance of it."""
+        """Return the handler that asks to start, stop or restart (`kind`) a function, or the instance that the path
+        names.
+        """
 
         async def change(request: web.Request) -> web.Response:
             fqfn, instance = self._one(request)
@@ -163,19 +171,23 @@ class FunctionPaths:
         return change
 
     async def get(self, request: web.Request) -> web.Response:
-        """Return the definition; its revision is the ETag."""
+        """Return the definition, which is the FunctionConfig; its revision is the ETag. RestError, 404, if there is
+        none.
+        """
         definition = self._needed(fqfn_of(request))
         names = {field: request.match_info[field] for field in ("tenant", "namespace", "name")}
         return web.json_response({**names, **definition.config}, headers=etag(definition.revision))
 
     async def names(self, request: web.Request) -> web.Response:
-        """Return the names of the functions of a namespace."""
+        """Return the names of the functions of a namespace, in order."""
         return web.json_response(
             sorted(self._service.names(request.match_info["tenant"], request.match_info["namespace"]))
         )
 
     async def history(self, request: web.Request) -> web.Response:
-        """Return who asked for which changes, and what became of them: the last ones, `?limit=N` of them at most."""
+        """Return who asked for which changes, and what became of them: the last ones, `?limit=N` of them at most (100
+        by default), the oldest first. RestError if `limit` is wrong, or if there are none and no such function.
+        """
         given = request.query.get("limit", str(HISTORY_REQUESTS))
         if not given.isdecimal() or not 1 <= int(given) <= MOST_REQUESTS:
             raise RestError(400, f"limit must be a number from 1 to {MOST_REQUESTS}, not {given!r}")
@@ -185,7 +197,9 @@ class FunctionPaths:
         return web.json_response(history)
 
     async def _statuses(self, request: web.Request) -> tuple[dict[int, Json], dict[int, Json]]:
-        """Return the InstanceStatus of each instance that told its own, and Pulsar's status of all that are wanted."""
+        """Return, by number, the InstanceStatus of the instances that told theirs, and Pulsar's status of all that are
+        wanted, which says why one does not run. RestError if there is no such function or instance.
+        """
         fqfn, instance = self._one(request)
         told = dict(await self._service.questions.status(fqfn, instance))
         assignments = self._service.assignments()
@@ -210,13 +224,17 @@ class FunctionPaths:
         return told, statuses
 
     async def status(self, request: web.Request) -> web.Response:
-        """Return the status of all instances, or of one."""
+        """Return the status of a function with all its instances, or of the instance that the path names. RestError if
+        there is none.
+        """
         _, statuses = await self._statuses(request)
         instance = instance_of(request)
         return web.json_response(shapes.function_status(statuses) if instance is None else statuses[instance])
 
     async def stats(self, request: web.Request) -> web.Response:
-        """Return the statistics of all instances, or of one."""
+        """Return the statistics of a function with all its instances, or of the instance that the path names. RestError
+        if there is none.
+        """
         told, statuses = await self._statuses(request)
         stats = {number: told.get(number, {}).get("stats") for number in statuses}
         instance = instance_of(request)
@@ -225,7 +243,9 @@ class FunctionPaths:
         )
 
     async def trigger(self, request: web.Request) -> web.Response:
-        """Send a message, and answer when it is done: with the output, 204 if there is none, or the exception."""
+        """Send a message to the function, and answer when it is done: with the output, 204 if there is none. RestError,
+        422, with the text of the exception if the call fails, 408 if it is not done within 60 s.
+        """
         fqfn, instance = self._one(request)
         form = await read_form(
             request, {"data": VALUE_BYTES, "dataStream": VALUE_BYTES, "topic": CONFIG_BYTES, "key": VALUE_BYTES}
@@ -247,9 +267,10 @@ class FunctionPaths:
         return web.Response(body=base64.b64decode(answer["output"]), content_type="application/octet-stream")
 
     async def query_state(self, request: web.Request) -> web.Response:
-        """Return a value of the state.
+        """Return a value of the state. RestError, 404, if the key has none.
 
-        If each partition has a state of its own, all are asked; `?partition=N` names one.
+        If each partition has a state of its own, all are asked, and the key may be in one only; `?partition=N` names
+        one.
         """
         fqfn, _ = self._one(request)
         key = request.match_info["key"]
@@ -271,7 +292,9 @@ class FunctionPaths:
         return web.json_response(shapes.state_answer(key, value))
 
     def _state_partitions(self, request: web.Request, fqfn: str) -> Sequence[int | None]:
-        """Return the partitions whose states are asked; None for the one that the function has."""
+        """Return the partitions whose states are asked: the one that the request names, else all if each has a state of
+        its own; a single None means the one state that the function has. RestError if the request names no number.
+        """
         given = request.query.get("partition")
         if given is not None:
             if not given.isdecimal():
@@ -283,7 +306,9 @@ class FunctionPaths:
         return sorted({number for partitions in assigned for _, number in partitions}) or [None]
 
     async def put_state(self, request: web.Request) -> web.Response:
-        """Set the value of a key in the state of a function."""
+        """Set the value of a key in the state of a function; answers 204 once it is committed. RestError if the form
+        has no right value.
+        """
         fqfn, _ = self._one(request)
         key = request.match_info["key"]
         form = await read_form(request, {"state": VALUE_BYTES})
@@ -300,7 +325,9 @@ class FunctionPaths:
         return web.Response(status=204)
 
     async def upload(self, request: web.Request) -> web.Response:
-        """Store a file in the topic of packages under a path of the user's choice."""
+        """Store a file in the topic of packages under a path of the user's choice; a file that was there is replaced.
+        Answers 204 once it is readable.
+        """
         form = await read_form(request, {"data": PACKAGE_BYTES, "path": CONFIG_BYTES})
         if "data" not in form or "path" not in form:
             raise RestError(400, "an upload has the parts 'data' and 'path'")
@@ -308,7 +335,7 @@ class FunctionPaths:
         return web.Response(status=204)
 
     async def download(self, request: web.Request) -> web.Response:
-        """Return a file that was uploaded."""
+        """Return the file that was uploaded under `?path`. RestError, 404, if there is none."""
         path = request.query.get("path", "")
         data = await self._service.download(path)
         if data is None:
@@ -316,7 +343,7 @@ class FunctionPaths:
         return web.Response(body=data, content_type="application/octet-stream")
 
     async def download_package(self, request: web.Request) -> web.Response:
-        """Return the package of a function."""
+        """Return the package of a function, under the name of its file. RestError, 404, if there is none."""
         fqfn = fqfn_of(request)
         self._needed(fqfn)
         package = await self._service.package(fqfn)
@@ -327,7 +354,7 @@ class FunctionPaths:
         return web.Response(body=package.data, content_type="application/octet-stream", headers=headers)
 
     async def built_in(self, _request: web.Request) -> web.Response:
-        """Return no built-in functions: there are none."""
+        """Return an empty list: there are no built-in functions."""
         return web.json_response([])
 
     async def reload_built_in(self, _request: web.Request) -> web.Response:

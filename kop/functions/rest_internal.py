@@ -29,14 +29,16 @@ class InternalPaths:
         self._service = service
 
     async def status(self, request: web.Request) -> web.Response:
-        """Return the InstanceStatus of each instance of a function that runs here."""
+        """Return the InstanceStatus of each instance of a function that runs on this worker, by its number."""
         fqfn = fqfn_of(request)
         local = await asyncio.to_thread(self._service.local)
         statuses = {number: status for (name, number), status in local.items() if name == fqfn}
         return web.json_response(statuses)
 
     async def ask(self, request: web.Request) -> web.Response:
-        """Return an instance's answer to a question; the instance runs on this worker."""
+        """Return an instance's answer to the question in the request's body; the instance runs on this worker.
+        RestError if the question is no object of JSON.
+        """
         body = await request.read()
         try:
             question = json.loads(body)
@@ -59,13 +61,13 @@ class InternalPaths:
         return web.Response(text="ok\n")
 
     async def ready(self, _request: web.Request) -> web.Response:
-        """Answer 503 with a reason while the worker does not work."""
+        """Answer 200, or 503 with the reason while the worker cannot do its work."""
         reason = self._service.not_ready()
         return web.Response(status=200 if reason is None else 503, text=f"{reason or 'ready'}\n")
 
 
 def internal_routes(service: Service) -> list[web.RouteDef]:
-    """Return the paths that Pulsar has not."""
+    """Return the paths that Pulsar has not: those below /internal, /metrics, /healthz and /readyz."""
     internal = InternalPaths(service)
     return [
         web.get(f"/internal/status{FUNCTION}", internal.status),

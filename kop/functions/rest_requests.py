@@ -40,7 +40,7 @@ def instance_of(request: web.Request) -> int | None:
 
 
 def author_of(request: web.Request) -> str:
-    """Return who asks: the name that the program gives itself, and its address."""
+    """Return the text that names who asks: the name that the program gives itself, and its address."""
     program = request.headers.get("User-Agent", "somebody")[:200]
     return f"{program} from {request.remote}"
 
@@ -97,7 +97,9 @@ async def read_form(request: web.Request, limits: Mapping[str, int]) -> dict[str
 
 
 def answered(answer: LeaderAnswer) -> web.Response:
-    """Return the response to a request that the leader has granted; RestError if it has refused it."""
+    """Return the response to a request that the leader has granted: 204, with the revision from then on as ETag.
+    RestError if the leader has refused it.
+    """
     if not answer.won:
         raise RestError(answer.status, answer.reason)
     return web.Response(status=204, headers=etag(answer.revision))
@@ -109,6 +111,6 @@ def etag(revision: int | None) -> dict[str, str]:
 
 
 def raise_error(answer: Json) -> None:
-    """Raise RestError if an instance's answer has an `error`; its `status` becomes that of the response."""
+    """Raise RestError if an instance's answer has an `error`; the response has the answer's `status`, or 400."""
     if answer.get("error"):
         raise RestError(int(answer.get("status") or 400), str(answer["error"]))

@@ -26,40 +26,44 @@ class WorkerPaths:
         self._service = service
 
     async def cluster(self, _request: web.Request) -> web.Response:
-        """Return the workers; `drained` is beside Pulsar's fields."""
+        """Return the workers that live; each has `drained` beside Pulsar's fields."""
         drained = self._service.drained()
         return web.json_response(
             [{**_worker(worker), "drained": worker.worker_id in drained} for worker in self._service.workers()]
         )
 
     async def leader(self, _request: web.Request) -> web.Response:
-        """Return the worker that leads."""
+        """Return the worker that leads. RestError, 404, if none does at the moment."""
         leader = self._service.leader()
         if leader is None:
             raise RestError(404, "no worker leads at the moment")
         return web.json_response(_worker(leader))
 
     async def leader_ready(self, _request: web.Request) -> web.Response:
-        """Return if a worker leads."""
+        """Return true as JSON if a worker leads and this one is ready for work, else false."""
         return web.json_response(self._service.leader() is not None and self._service.not_ready() is None)
 
     async def assignments(self, _request: web.Request) -> web.Response:
-        """Return the instances of each worker."""
+        """Return the instances of each worker that has some, as TENANT/NAMESPACE/NAME:NUMBER."""
         workers: dict[str, list[str]] = {}
         for (fqfn, number), assignment in sorted(self._service.assignments().items()):
             workers.setdefault(assignment.worker, []).append(f"{fqfn}:{number}")
         return web.json_response(workers)
 
     async def rebalance(self, _request: web.Request) -> web.Response:
-        """Ask the leader to deal all instances to the workers anew."""
+        """Ask the leader to deal all instances to the workers anew; answers 204 when that is decided."""
         return answered(await self._service.requests.rebalance())
 
     async def drain(self, request: web.Request) -> web.Response:
-        """Give the instances of a worker to others: of the one that is named, else of this one."""
+        """Ask the leader to give the instances of a worker to others: of the one that `?workerId` names, else of this
+        one. Answers 204; RestError if there is no such worker, or no other one.
+        """
         return answered(await self._service.requests.drain(self._worker_of(request)))
 
     async def undrain(self, request: web.Request) -> web.Response:
-        """Let a worker have instances again: the one that is named, else this one."""
+        """Ask the leader to let a worker have instances again: the one that `?workerId` names, else this one. Answers
+        204; RestError if there is no such worker.
+        """
         return answered(await self._service.requests.drain(self._worker_of(request), drained=False))
 
     def _worker_of(self, request: web.Request) -> str:
@@ -69,7 +73,9 @@ class WorkerPaths:
         return worker
 
     async def drain_status(self, request: web.Request) -> web.Response:
-        """Return if a worker that is drained still has instances."""
+        """Return how far the draining of a worker has come: NOT_RUN if it is not drained, RUNNING while it still has
+        instances, SUCCESS after that.
+        """
         worker = self._worker_of(request)
         left = [number for number, assignment in self._service.assignments().items() if assignment.worker == worker]
         if worker not in self._service.drained():
@@ -86,7 +92,7 @@ class WorkerPaths:
         )
 
     async def metrics(self, _request: web.Request) -> web.Response:
-        """Return no metrics as JSON: /metrics has them."""
+        """Return an empty list of metrics: /metrics has them."""
         return web.json_response([])
 
 

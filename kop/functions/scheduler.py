@@ -34,7 +34,8 @@ from now on. An instance without partitions is in none, and idle."""
 
 
 def schedule(wishes: Mapping[str, Wish], current: Assignments, workers: Collection[str]) -> Assignments:
-    """Return new assignments: partitions to instances, and instances to workers.
+    """Return new assignments: partitions to instances, and instances to workers. Instances without partitions are in
+    none; without workers there are no assignments.
 
     The numbers of partitions of a function's instances, and of instances of the workers, differ by one at most, and as
     little as possible moves. What has to move goes to where the function has the fewest instances.
@@ -64,10 +65,11 @@ def schedule(wishes: Mapping[str, Wish], current: Assignments, workers: Collecti
 def deal(
     items: Sequence[I], current: Mapping[I, O], owners: Sequence[O], alike: Callable[[Any], object] = lambda item: None
 ) -> dict[I, O]:
-    """Give each item to an owner, so that the owners' counts differ by one at most and the fewest items move.
+    """Return an owner for each item, so that the owners' counts differ by one at most and the fewest items move away
+    from their owners in `current`; empty without owners.
 
-    `alike` names the kind of an item. Items that move go to where the fewest of their kind are, and those move that
-    most of their kind are beside.
+    `alike` returns the kind of an item. An item that moves goes to one of the owners with the fewest of its kind, and
+    of an owner that has too many, items go first whose kind it has most of.
     """
     if not owners:
         return {}
@@ -100,7 +102,7 @@ def deal(
 
 
 def mistake(assignments: Assignments, wishes: Mapping[str, Wish], workers: Collection[str]) -> str | None:
-    """Return what is wrong with the assignments that a scheduler made; None if they are right."""
+    """Return what is wrong with the assignments that a scheduler made, the first mistake; None if they are right."""
     dealt: dict[tuple[str, TopicPartition], int] = {}
     for (fqfn, number), assignment in assignments.items():
         wish = wishes.get(fqfn)

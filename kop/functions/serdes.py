@@ -69,7 +69,9 @@ class IdentitySerDe(SerDe):
     """The default: a number if the text is one, else the text, else the bytes."""
 
     def serialize(self, input: Any) -> bytes:
-        """Return bytes as they are, and the text of an int, a float, a complex or a str."""
+        """Return bytes as they are, and the text of an int, a float, a complex or a str. SerdeTypeError for any other
+        type.
+        """
         kind = type(input)
         if kind is str:
             return input.encode()  # type: ignore[no-any-return]
@@ -83,7 +85,9 @@ class IdentitySerDe(SerDe):
         )
 
     def deserialize(self, input_bytes: bytes | None) -> Any:
-        """Return what int, float, complex and str, tried in this order, make of the bytes, else the bytes."""
+        """Return the bytes as an int, a float, a complex or a str, the first of these that they can be, else as they
+        are. A null value is an empty text.
+        """
         if input_bytes is None:
             return ""
         try:
@@ -264,7 +268,10 @@ _PLAIN: Final[dict[Any, Callable[[], Serde]]] = {
 
 
 def of_annotation(annotation: Any) -> Serde:
-    """Return the serde of a type annotation. For Any, or no annotation, that is Pulsar's IdentitySerDe."""
+    """Return the serde of a type annotation: str, bytes, int and float as text or bytes, Any (for a function without
+    annotation) as Pulsar's IdentitySerDe has it, every other type as JSON. With `| None` a null value is None.
+    SerdeError if there is no serde for the type.
+    """
     if get_origin(annotation) in {Union, types.UnionType} and type(None) in get_args(annotation):
         others = [part for part in get_args(annotation) if part is not type(None)]
         return _OrNone(of_annotation(Union[tuple(others)]))  # noqa: UP007 - made of what is known only now
@@ -285,7 +292,9 @@ _OF_PULSAR: Final = {
 
 
 def of_class_name(name: str, code: FunctionCode) -> Serde:
-    """Return an instance of the serde class that is named as `module.Class`; the class is called without arguments."""
+    """Return an instance of the serde class that is named as `module.Class`; the class is called without arguments.
+    SerdeError if it cannot be found or made, or lacks a method; errors of its methods are raised as SerdeError, too.
+    """
     if _OF_PULSAR.get(name) is IdentitySerDe:
         return IdentitySerDe()
     made: Any = _OF_PULSAR.get(name)
@@ -324,7 +333,10 @@ class _OfPulsarSchema:
 
 
 def of_schema_type(schema_type: str, type_class_name: str, annotation: Any, code: FunctionCode) -> Serde:
-    """Return the serde of `schemaType`; its class is the one that is named, else the annotation."""
+    """Return the serde of a `schemaType`: string, bytes, json or avro. JSON is of the class that `type_class_name`
+    names, else of `annotation`; avro, and JSON of a class of Pulsar's records, need that class and pulsar-client.
+    SerdeError if the serde cannot be made.
+    """
     if schema_type == "string":
         return _Text()
     if schema_type == "bytes":
@@ -360,8 +372,8 @@ def _of_pulsar_schema(schema_type: str, record: Any) -> Serde:
 
 
 def input_serde(spec: FunctionSpec, topic: str, code: FunctionCode) -> Serde:
-    """Return the serde that reads the values of an input (`topic` is a key of `spec.inputs`). SerdeError if it cannot
-    be made.
+    """Return the serde that reads the values of an input (`topic` is a key of `spec.inputs`): that of its serde class,
+    else of its schema type, else of the function's annotation. SerdeError if it cannot be made.
     """
     given = spec.inputs[topic]
     if given.serde_class_name:
@@ -372,7 +384,9 @@ def input_serde(spec: FunctionSpec, topic: str, code: FunctionCode) -> Serde:
 
 
 def output_serde(spec: FunctionSpec, code: FunctionCode) -> Serde:
-    """Return the serde that writes results. SerdeError if it cannot be made."""
+    """Return the serde that writes results: that of the output's serde class, else of its schema type, else of the
+    function's annotation. SerdeError if it cannot be made.
+    """
     if spec.output_serde_class_name:
         return of_class_name(spec.output_serde_class_name, code)
     if spec.output_schema_type:

@@ -26,9 +26,9 @@ Json = dict[str, Any]
 
 
 def config_of_pulsar_tools(config: Json, *, is_update: bool) -> Json:
-    """Return a FunctionConfig as its author wrote it: Pulsar's tools add fields, and turn whole numbers into 1.0.
+    """Return a FunctionConfig as its author wrote it: Pulsar's tools turn the whole numbers of `userConfig` into 1.0.
 
-    An update has only what it gives, so what they add is dropped, and so is the path of a file on their machine.
+    They also add fields: of an update, those are dropped, and so is the path of a file on their machine.
     """
     given = dict(config)
     if is_update:
@@ -48,7 +48,7 @@ def _whole(value: Any) -> Any:
 
 
 def config_with_package(config: Json, package_name: str) -> Json:
-    """Return a FunctionConfig whose file is that of its package."""
+    """Return a FunctionConfig in which `py` is the file name of its package."""
     return {**config, "py": PurePath(package_name).name}
 
 
@@ -56,10 +56,11 @@ def config_with_package(config: Json, package_name: str) -> Json:
 
 
 def instance_status(status: Mapping[str, Any] | None, worker_id: str | None) -> Json:
-    """Return the status of an instance; `status` is an InstanceStatus, None if no worker has told of it.
+    """Return the status of an instance in Pulsar's shape; `status` is an InstanceStatus, None if no worker has told of
+    it.
 
     Beside Pulsar's fields it has `at`, the record that is called or was at the end, `since`, `nextStart`, `stderr`,
-    `lag` and `loop`, which is filled in by who knows the other functions.
+    `lag`, and `loop`, which is None until the caller, who knows the other functions, fills it in.
     """
     if status is None:
         waits = "no worker has it" if worker_id is None else f"the worker {worker_id} does not tell of it"
@@ -96,7 +97,7 @@ def _average(total: float, count: int) -> float | None:
 
 
 def function_status(instances: Mapping[int, Json]) -> Json:
-    """Return the status of a function from those of its instances."""
+    """Return the status of a function in Pulsar's shape, from those of its instances by number."""
     return {
         "numInstances": len(instances),
         "numRunning": sum(status["running"] for status in instances.values()),
@@ -108,7 +109,7 @@ def function_status(instances: Mapping[int, Json]) -> Json:
 
 
 def instance_stats(stats: Mapping[str, Any] | None) -> Json:
-    """Return the statistics of an instance; `stats` is a StatsSnapshot."""
+    """Return the statistics of an instance in Pulsar's shape; `stats` is a StatsSnapshot, None counts as zeros."""
     given = stats or {}
     return {
         **_totals([given], ""),
@@ -121,7 +122,7 @@ def instance_stats(stats: Mapping[str, Any] | None) -> Json:
 
 
 def function_stats(instances: Mapping[int, Mapping[str, Any] | None]) -> Json:
-    """Return the statistics of a function from the StatsSnapshots of its instances."""
+    """Return the statistics of a function in Pulsar's shape, from the StatsSnapshots of its instances by number."""
     given = [stats or {} for stats in instances.values()]
     return {
         **_totals(given, ""),
@@ -146,13 +147,14 @@ _VALUES: Final = ("stringValue", "byteValue", "numberValue")
 
 
 def state_answer(key: str, value: Mapping[str, Any]) -> Json:
-    """Return a value of the state; `byteValue` is in base64."""
+    """Return a value of the state in Pulsar's shape; `byteValue` is in base64."""
     return {"key": key, **{name: value.get(name) for name in _VALUES}, "version": value.get("version", 0)}
 
 
 def state_given(key: str, given: Mapping[str, Any]) -> Json:
-    """Return the one value that a request has for a key. ValueError if it has none, or several, or is about another
-    key, or the value is malformed.
+    """Return the one value that a request has for a key, under its name: `stringValue`, `byteValue` (base64) or
+    `numberValue`, which is cut to an integer. ValueError if it has none, or several, or is about another key, or the
+    value is malformed.
     """
     if given.get("key") not in {None, "", key}:
         raise ValueError(f"the state is of the key {given['key']}, and the path names {key}")
@@ -172,7 +174,9 @@ def state_given(key: str, given: Mapping[str, Any]) -> Json:
 
 
 def state_told(number: int | None, value: bytes | None) -> Json:
-    """Return a counter, or the bytes of a value, in the form in which an instance answers."""
+    """Return a counter as `numberValue`, or the bytes of a value as `stringValue` if they are UTF-8, else in base64 as
+    `byteValue`.
+    """
     if number is not None:
         return {"numberValue": number}
     data = value or b""
@@ -183,7 +187,9 @@ def state_told(number: int | None, value: bytes | None) -> Json:
 
 
 def state_kept(given: Mapping[str, Any]) -> int | bytes:
-    """Return the value of a request in the form in which an instance keeps it: a counter, or bytes."""
+    """Return the value of a request, as `state_given` returns it, in the form in which an instance keeps it: a counter,
+    or bytes.
+    """
     if "numberValue" in given:
         return int(given["numberValue"])
     return base64.b64decode(given["byteValue"]) if "byteValue" in given else str(given["stringValue"]).encode()

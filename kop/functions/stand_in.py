@@ -24,7 +24,7 @@ class Function:
 
     @abstractmethod
     def process(self, input: Any, context: Any) -> Any:
-        """Process a message."""
+        """Process a message, and return the result, None for no output; functions of users have it."""
 
 
 class Result(Enum):
@@ -45,7 +45,9 @@ class CompressionType(Enum):
 
 
 def _interface(cls: type) -> type:
-    """Return a class that has the public methods of another, which counts as one of its own, and does nothing."""
+    """Return an abstract class with the public names of `cls`, all of them methods that do nothing; instances of `cls`
+    count as instances of it.
+    """
     names = [name for name in vars(cls) if not name.startswith("_")]
     made = ABCMeta("Context", (), dict.fromkeys(names, lambda *_args, **_options: None))
     made.register(cls)
@@ -81,8 +83,8 @@ def installed() -> bool:
 
 
 def install(*, force: bool = False) -> bool:
-    """Put the stand-in for `pulsar` into this process unless pulsar-client is installed; with `force` in any case.
-    Returns if it was put there.
+    """Put the stand-in for `pulsar` into this process unless pulsar-client is installed; with `force` in any case, in
+    place of modules of it that are imported. Returns True if it was put there, False also if it is there already.
     """
     if hasattr(sys.modules.get("pulsar"), _MARK) or (installed() and not force):
         return False
@@ -101,7 +103,9 @@ def install(*, force: bool = False) -> bool:
 
 
 def uninstall() -> None:
-    """Take the stand-in out of this process again; do nothing if there is none."""
+    """Take the stand-in out of this process again, and put back the modules that `install` has replaced; do nothing if
+    there is no stand-in.
+    """
     if not hasattr(sys.modules.get("pulsar"), _MARK):
         return
     for name in _MODULES:

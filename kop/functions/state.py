@@ -79,7 +79,9 @@ class StateChanges:
         """The values that were set, by their keys, None for deleted ones; a key is in one of `_puts` and `_sums`."""
 
     def incr(self, key: str, amount: int) -> None:
-        """Add to a counter."""
+        """Add to a counter, 0 if there is none. StateError if the key has a value that is no counter, or if the sum has
+        no room in 8 bytes.
+        """
         if type(amount) is not int:
             amount = index(amount)
         if self._puts and key in self._puts:
@@ -94,17 +96,23 @@ class StateChanges:
         self._sums[key] = total
 
     def get_amount(self, key: str) -> int | None:
-        """Return a counter; None if there is none, as for Pulsar's functions."""
+        """Return a counter, with the changes of this call; None if there is none, as for Pulsar's functions. StateError
+        if the key has a value that is no counter.
+        """
         value = self.get(key)
         return None if value is None else _number(key, value)
 
     def get_value(self, key: str) -> bytes | None:
-        """Return the bytes of a value; those of a counter are its 8, big-endian."""
+        """Return the bytes of a value, with the changes of this call; those of a counter are its 8, big-endian. None if
+        there is none.
+        """
         value = self.get(key)
         return value.to_bytes(8, "big", signed=True) if isinstance(value, int) else value
 
     def put(self, key: str, value: bytes | str) -> None:
-        """Set a value; a text is its UTF-8."""
+        """Set a value; a text is its UTF-8. TypeError if it is neither text nor bytes, StateError if key and value are
+        too large.
+        """
         data = value.encode() if isinstance(value, str) else value
         if not isinstance(data, bytes | bytearray | memoryview):
             raise TypeError(f"put_state takes a str or bytes, not a {type(value).__name__}: encode it first")
@@ -115,14 +123,16 @@ class StateChanges:
         self.set(key, None)
 
     def get(self, key: str) -> Value | None:
-        """Return a counter or a value."""
+        """Return a counter or a value, with the changes of this call; None if there is none."""
         if key in self._puts:
             return self._puts[key]
         value = self._state.get(key)
         return value if key not in self._sums else _number(key, value) + self._sums[key]
 
     def set(self, key: str, value: Value | None) -> None:
-        """Set a counter or a value; None forgets it."""
+        """Set a counter or a value; None forgets it. StateError if key and value have more than 880 000 bytes, or if a
+        counter has no room in 8 bytes.
+        """
         size = len(key.encode()) + (len(value) if isinstance(value, bytes) else 0)
         if size > VALUE_BYTES:
             raise StateError(f"key and value of {key[:60]!r} have {size} bytes, and {VALUE_BYTES} are the most")
@@ -132,7 +142,9 @@ class StateChanges:
         self._puts[key] = value
 
     def apply(self) -> None:
-        """Make the changes of the call count: later calls see them, and the next flush writes them."""
+        """Make the changes of the call count: later calls see them, and the next flush writes them. StateError if
+        another call has made a counter another value meanwhile.
+        """
         state = self._state
         values, changed = state.values, state.changed
         for key, amount in self._sums.items():
@@ -173,7 +185,7 @@ class PartitionState:
         self._file = file
 
     def get(self, key: str) -> Value | None:
-        """Return a counter or a value; None if there is none."""
+        """Return a counter or a value; None if there is none. An entry of the file is in memory from then on."""
         values = self.values
         if key in values:
             return values[key]
@@ -192,7 +204,9 @@ class PartitionState:
             self.changed_marks[key] = None
 
     def restore(self, records: Iterable[Record]) -> int:
-        """Apply records of the changelog in their order, and return about how many bytes they need."""
+        """Apply records of the changelog in their order, and return about how many bytes they need in memory.
+        ForeignEntryError at the first one that is no entry.
+        """
         values = self.values
         size = 0
         for offset, _, key, data, headers in records:
@@ -215,7 +229,9 @@ class PartitionState:
         return size
 
     def entries(self) -> Iterator[Entry]:
-        """Yield the entries that are not in the changelog yet, each key once, and count them as written."""
+        """Yield the entries that are not in the changelog yet, each key once, marks of windows among them, and count
+        them as written.
+        """
         changed, self.changed = self.changed, {}
         values = self.values
         for key in changed:
@@ -258,24 +274,28 @@ class LocalState:
         return self._partitions
 
     def close(self) -> None:
-        """Forget everything."""
+        """Forget everything, and delete the file."""
         self._partitions.clear()
         self._file.close()
 
     def partition(self, number: int) -> PartitionState:
-        """Return the state of a partition."""
+        """Return the state of a partition of the changelog, an empty one if it was not asked for before."""
         state = self._partitions.get(number)
         if state is None:
             state = self._partitions[number] = PartitionState(number, self._file)
         return state
 
     def restore(self, number: int, records: Iterable[Record]) -> None:
-        """Apply records of a partition of the changelog."""
+        """Apply records of a partition of the changelog, and move entries to the file if memory holds too many.
+        ForeignEntryError at the first record that is no entry.
+        """
         self._bytes += self.partition(number).restore(records)
         self._bound()
 
     def flush(self) -> Iterator[tuple[int, Entry]]:
-        """Yield the entries that have changed, each once, with their partitions, and count them as written."""
+        """Yield the entries that have changed, each once, with their partitions, and count them as written; at the end,
+        move entries to the file if memory holds too many.
+        """
         for number, state in self._partitions.items():
             for entry in state.entries():
                 self._bytes += len(entry[0]) + len(entry[1] or b"") + _ENTRY_BYTES
@@ -283,7 +303,9 @@ class LocalState:
         self._bound()
 
     def _bound(self) -> None:
-        """Move entries to the file if memory holds too many. All changes must be in the changelog."""
+        """Move entries to the file if memory holds more entries or bytes than this state may have there. All changes
+        must be in the changelog.
+        """
         count = sum(len(state.values) for state in self._partitions.values())
         if self._bytes > self._most_bytes:
             self._bytes = sum(state.bytes_in_memory() for state in self._partitions.values())

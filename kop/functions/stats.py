@@ -90,19 +90,21 @@ class Stats:
     # -- for the threads of the instance
 
     def took(self, count: int) -> None:
-        """Count messages that the function is called with for the first time."""
+        """Count messages as received: the function is called with them for the first time."""
         self._turn()
         self.received += count
 
     def called(self, count: int, seconds: float) -> None:
-        """Count calls that went well, and took so many seconds together."""
+        """Count calls that went well, and took so many seconds together; the time of the last call is now."""
         self._turn()
         self.processed += count
         self._latency = (self._latency[0] + seconds * 1000, self._latency[1] + count)
         self._last_ms = clock.wall_ms()
 
     def failed(self, error: BaseException, where: str, *, by_function: bool) -> None:
-        """Count a call that failed. `where` names the record; `by_function`: the function itself has raised."""
+        """Count a call that failed, and keep its error among the latest. `where` names the record; `by_function`: True
+        if the function itself has raised.
+        """
         self._turn()
         now = clock.wall_ms()
         text = f"{type(error).__name__}: {error}"[:TEXT_CHARACTERS]
@@ -116,7 +118,9 @@ class Stats:
             self._system.append(told)
 
     def metric(self, name: str, value: float) -> None:
-        """Observe a value of the function's own."""
+        """Count a value of a metric that the function names, and add it to the metric's sum. New names beyond 1000 are
+        left out.
+        """
         known = self._metrics.get(name)
         if known is None:
             if len(self._metrics) >= METRICS:
@@ -125,14 +129,16 @@ class Stats:
         self._metrics[name] = (known[0] + 1, known[1] + value)
 
     def _turn(self) -> None:
-        """Begin another minute if it is one."""
+        """If the wall clock has come to another minute, keep the counts of the one that is over, and begin the next
+        one.
+        """
         minute = int(clock.wall() // 60)
         if minute != self._minute:
             self._last_minute, self._at_minute = self._minute_before(minute), self._all()
             self._minute = minute
 
     def _minute_before(self, minute: int) -> tuple[float, ...]:
-        """Return the counts of the minute before this one."""
+        """Return the counts of the minute before the minute with this number (of the wall clock, since the epoch)."""
         if minute == self._minute:
             return self._last_minute
         if minute == self._minute + 1:

@@ -36,12 +36,12 @@ from kop.functions.definitions import (
     mesh_of,
     to_log,
 )
-from kop.functions.effects import LOST, NO_PACKAGE, NOT_THERE, OK
 from kop.functions.leading import GROUP, produce
 from kop.functions.metadata import CONFIGS, DEFINITIONS, PACKAGES, REQUESTS, Record
 from kop.functions.packages import Assembler, Package, chunks
 from kop.functions.reading import READ_COMMITTED
 from kop.functions.registry import Registry, membership_of
+from kop.functions.request_effects import LOST, NO_PACKAGE, NOT_THERE, OK
 from kop.functions.topics import TopicNames
 
 ANSWER_SECONDS: Final = 60.0
@@ -55,7 +55,7 @@ _FETCH: Final = FetchSettings(isolation=READ_COMMITTED, wait_ms=WAIT_MS)
 
 
 def driver_info() -> WorkerInfo:
-    """Return the description of this process as one that may lead and runs no instances."""
+    """Return the description of this process as one that may lead and runs no instances, with a new id."""
     host = re.sub(r"[^\w.-]", "-", socket.gethostname(), flags=re.ASCII) or "host"
     return WorkerInfo(f"kop-mesh-{host}-{os.getpid()}-{clock.token_hex(2)}", host, 0)
 
@@ -63,7 +63,9 @@ def driver_info() -> WorkerInfo:
 def new_registry(
     settings: Mapping[str, Any], folder: str, topic_names: TopicNames, patience: float, **told: Any
 ) -> Registry:
-    """Return the topics for a process that may lead, and runs no instances. `folder` keeps packages."""
+    """Return the topics for a process that may lead, and runs no instances; they are not followed yet. `folder` keeps
+    packages, `told` are further options of Registry.
+    """
     me = driver_info()
     changed = told.get("changed", lambda: None)
     return Registry(
@@ -124,7 +126,7 @@ class TopicRequests:
         self, name: str, wanted: WantedMesh, packages: Collection[Package], there: MeshDefinition | None
     ) -> LeaderAnswer:
         """Ask to create a mesh, or to change the mesh `there`, as it was read before, into the wanted one; returns the
-        leader's answer.
+        leader's answer. The packages are written if the leader does not have them.
         """
         kind: Any = "create" if there is None else "update"
         request = self._request(kind, name, None if there is None else there.revision)
@@ -133,8 +135,8 @@ class TopicRequests:
     def ensure(self, name: str, wanted: WantedMesh, packages: Collection[Package]) -> LeaderAnswer:
         """Make a mesh as it is wanted, and started; asks for nothing if it is. Returns the answer.
 
-        If somebody else has changed the mesh at the same time, it is asked once more; what others change after that
-        stays.
+        If somebody else changes the mesh at the same time, it is asked again, until the leader has once granted it;
+        what others change after that stays.
         """
         is_applied = False
         while True:
@@ -153,8 +155,8 @@ class TopicRequests:
                 return answer
 
     def change(self, kind: Any, name: str, expects: int | None, part: str = "") -> LeaderAnswer:
-        """Ask to start, stop, restart or delete (`kind`) a mesh, or `part` of it, and return the answer. It is refused
-        if the mesh has not the revision `expects`.
+        """Ask to start, stop, restart or delete (`kind`) a mesh, or to restart `part` of it, and return the answer. It
+        is refused if the mesh has not the revision `expects`.
         """
         return self._ask(replace(self._request(kind, name, expects), part=part), ())
 
@@ -180,7 +182,9 @@ class TopicRequests:
         produce(self._writer, self._writer.init_producer(None, -1), list(records), {})
 
     def _answered(self, request: Request) -> LeaderAnswer:
-        """Send a request, and wait for its answer."""
+        """Send a request, and return its answer; if nobody leads meanwhile, lead, if this process may. Status 503 if
+        none came within 60 s.
+        """
         position = self._reader.list_offsets({_PLACE: LATEST}, READ_COMMITTED)[_PLACE]
         self._write([(REQUESTS, request.fqfn.encode(), to_log(request))])
         end = clock.monotonic() + ANSWER_SECONDS
@@ -202,14 +206,16 @@ class TopicRequests:
         return LeaderAnswer(request=request.id, status=NOBODY, reason=reason)
 
     def _lead(self) -> None:
-        """Become the leader, since a request needs one and nobody leads."""
+        """Begin to follow the topics as one that may lead, since a request needs a leader and nobody is there to be
+        one.
+        """
         self._folder = tempfile.TemporaryDirectory(prefix="kop-packages-")
         self._registry = new_registry(self._settings, self._folder.name, self._topic_names, self._patience)
         self._registry.start()
 
 
 def is_same(wanted: WantedMesh, there: MeshDefinition, functions: Mapping[str, Definition]) -> bool:
-    """Return if a mesh is as it is wanted."""
+    """Return True if the mesh `there` and its functions, whose definitions are in `functions`, are as wanted."""
     if (wanted.text, tuple(wanted.functions), wanted.others) != (there.text, there.functions, there.others):
         return False
     made = {fqfn: functions.get(fqfn) for fqfn in wanted.functions}
@@ -226,7 +232,9 @@ def _revision(there: MeshDefinition | None) -> int | None:
 def read_definitions(
     settings: Mapping[str, Any], patience: float
 ) -> tuple[dict[str, MeshDefinition], dict[str, Definition]]:
-    """Return the meshes and the functions that are defined, by their full names."""
+    """Return the meshes and the functions that are defined, by their full names, as their topic has them now; damaged
+    ones are left out.
+    """
     topic = KeyedTopic(settings, DEFINITIONS, patience)
     meshes: dict[str, MeshDefinition] = {}
     functions: dict[str, Definition] = {}

@@ -68,7 +68,9 @@ def _listed(topics: Sequence[str]) -> str:
 
 
 def fate(spec: FunctionSpec, topic: str) -> str:
-    """Return the text that says what becomes of a message whose call has failed: it is in its topic like any other."""
+    """Return the text that says what becomes of a message of `topic` whose first call has failed: it is in its topic
+    like any other.
+    """
     if spec.processing_guarantees is Guarantee.ATMOST_ONCE:
         return f"the message stays in {topic}, and is not called again"
     times = spec.max_message_retries
@@ -91,13 +93,16 @@ class Triggers:
         return bool(self._waiting)
 
     def expect(self) -> bytes:
-        """Return a fresh id, the value of the header of a message that is going to be sent."""
+        """Return a fresh id, the value of the header of a message that is going to be sent. Its answer is kept from now
+        on, until `wait`.
+        """
         number = clock.uuid4().hex.encode()
         self._waiting[number] = (threading.Event(), [])
         return number
 
     def wait(self, number: bytes, seconds: float) -> TriggerAnswer | None:
-        """Wait for the answer about a message, by its id, and return it; None if none has come in time.
+        """Wait up to so many seconds for the answer about a message, by its id of `expect`, and return the answer; None
+        if none has come.
 
         An answer that comes later is dropped.
         """
@@ -111,7 +116,9 @@ class Triggers:
         return next((value for name, value in headers if name == HEADER and value in self._waiting), None)
 
     def answer(self, number: bytes, answer: TriggerAnswer) -> None:
-        """Give an answer to the thread that waits for a message. If there are several, the first one counts."""
+        """Give an answer to the thread that waits for a message. If there are several, the first one counts; if nobody
+        waits, it is dropped.
+        """
         waiting = self._waiting.get(number)
         if waiting is not None:
             waiting[1].append(answer)

@@ -67,7 +67,9 @@ class TryOut:
 
     @property
     def state(self) -> dict[str, Value]:
-        """The state that the calls have left; with more than one partition, each key has the partition in front."""
+        """The entries of the state that the calls have left, by key; with more than one partition, a key is
+        PARTITION/KEY.
+        """
         partitions = self._state.partitions
         return {
             key if len(partitions) == 1 else f"{number}/{key}": value
@@ -84,7 +86,9 @@ class TryOut:
         self.metrics[name] = count + 1, total + value
 
     def call(self, topic: str, partition: int, record: InputRecord) -> Tried:
-        """Call the function with a record of a topic."""
+        """Call the function with a record of a topic, and return what it gave, or its error. Changes of state count for
+        later calls, and callbacks of publishes are called, unless the call fails. ClientError if the topic is no input.
+        """
         try:
             serde = self._serdes[input_of(self._spec, topic)]
         except KeyError:
@@ -124,7 +128,7 @@ async def _awaited(result: Awaitable[Any]) -> Any:
 
 
 def _told(error: Exception, file: Path) -> str:
-    """Return an exception with the last line of the function's file that it came through."""
+    """Return the text of an exception, with the last line of the function's file that it came through."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename).name == file.name]
     place = f" ({file.name}, line {lines[-1]})" if lines else ""

@@ -39,11 +39,13 @@ class Unpacking:
         self._threads = ThreadPoolExecutor(THREADS, "kop-function-unpack")
 
     def close(self) -> None:
-        """Stop unpacking: no further package is begun."""
+        """Begin no further package, and return at once; one that is being unpacked goes on."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def want(self, codes: Collection[Code]) -> None:
-        """Unpack these packages in the background, and forget the others; waits a moment for them."""
+        """Unpack these packages in the background, and forget the others; one that has failed is tried again 60 s later
+        at the earliest. Waits up to a second until all are done.
+        """
         self._attempts = {
             code: attempt for code, attempt in self._attempts.items() if code in codes and not _is_over(attempt)
         }
@@ -53,8 +55,8 @@ class Unpacking:
         wait(self._attempts.values(), WAIT_SECONDS)
 
     def place(self, code: Code) -> CodePlace | None:
-        """Return the place where a wanted package lies; None while it is being unpacked. PackageError if it cannot be
-        unpacked.
+        """Return the place where a package lies that `want` was given; None while it is being unpacked. PackageError if
+        it cannot be unpacked.
         """
         attempt = self._attempts[code]
         if not attempt.done():
@@ -65,7 +67,7 @@ class Unpacking:
         return outcome.place
 
     def next_try(self) -> float | None:
-        """Return in how many seconds `want` tries again what has failed; None if nothing has."""
+        """Return the seconds after which `want` has to be called to try failed packages again; None without any."""
         due = [_retry_at(attempt) for attempt in self._attempts.values()]
         times = [at for at in due if at is not None]
         return max(0.0, min(times) - clock.monotonic()) if times else None

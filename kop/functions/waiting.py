@@ -18,7 +18,7 @@ SEEN_SECONDS: Final = 2.0
 
 
 async def until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait until a condition holds; returns False if it does not in time."""
+    """Wait until a condition holds, and return True; False if it does not within so many seconds."""
     end = clock.monotonic() + seconds
     while clock.monotonic() < end:
         if condition():

@@ -46,7 +46,8 @@ class CallWatch:
     def look(self, calling: Calling, rss: int, now: float) -> str | None:
         """Return the reason why the instance has to be ended; None if it may go on.
 
-        `rss` is the memory of its process in bytes; 0 if that is not known.
+        `calling` is the place in its work, which is kept to see if it moves until the next look. `rss` is the memory of
+        its process in bytes, 0 if that is not known; `now` is in seconds of the monotonic clock.
         """
         seen = tuple(calling)
         if seen != self._seen:

@@ -39,7 +39,9 @@ Extractor: TypeAlias = Callable[[Any], Any]
 
 
 def of_elements(code: FunctionCode) -> FunctionCode:
-    """Return the code with an input annotation for one message in place of that for a window: int for `list[int]`."""
+    """Return the code with an input annotation for one message in place of that for a window: int for `list[int]`, Any
+    if there is no such one.
+    """
     annotation = code.input_annotation
     is_list = get_origin(annotation) is not None and len(get_args(annotation)) == 1
     return dataclasses.replace(code, input_annotation=get_args(annotation)[0] if is_list else Any)
@@ -121,8 +123,8 @@ class WindowCalls(Calls):
             self._add({partition: starts[partition] for partition in together}, fresh)
 
     def _add(self, starts: Mapping[TopicPartition, int], fresh: Collection[TopicPartition]) -> _Unit:
-        """Return new windows for partitions that share theirs. `starts` are the offsets at which they begin, `fresh`
-        the partitions that were never read.
+        """Make the windows that these partitions share, keep them, and return them. `starts` are the offsets at which
+        they begin, `fresh` the partitions that were never read.
         """
         state = self._state.of(next(iter(starts)))
         unit = _Unit(_windows(self._spec, starts, state, fresh), state)
@@ -131,7 +133,9 @@ class WindowCalls(Calls):
         return unit
 
     def _unit_of(self, partition: TopicPartition, offset: int) -> _Unit:
-        """Return the windows of a partition; a partition that came later gets them as it is read from `offset` on."""
+        """Return the windows of a partition. One that came later shares those of its state, if there are any; else it
+        gets new ones, which begin at `offset`.
+        """
         unit = self._units.get(partition)
         if unit is None:
             state = self._state.of(partition)
@@ -144,7 +148,9 @@ class WindowCalls(Calls):
     # -- for the loop of the instance
 
     def waiting(self) -> Collection[TopicPartition]:
-        """Return the partitions of which no further message is to be taken now."""
+        """Return the partitions of which no further message is to be taken now: a call of their windows is to be tried
+        again, or messages of an earlier instance are to be read again from others first.
+        """
         return {partition for partition, unit in self._units.items() if self._has_to_wait(unit, partition)}
 
     @staticmethod
@@ -152,8 +158,9 @@ class WindowCalls(Calls):
         return bool(unit.failures) or unit.windows.waits(partition)
 
     def take(self, taken: Taken, deadline: float) -> int:
-        """Put messages into windows, and call those that are due, until the deadline, a stop, or until the partition
-        waits; returns how many messages were taken.
+        """Put messages into windows, and call the function with those that are due, until the deadline (seconds of the
+        monotonic clock), a stop, or until the partition waits; returns how many messages were taken, 0 if the partition
+        waits already.
         """
         partition, records, behind = taken
         unit = self._unit_of(partition, records[0][0] if records else behind)
@@ -182,8 +189,8 @@ class WindowCalls(Calls):
         return number
 
     def retry(self) -> bool:
-        """Call the function with the windows that are due, for the first time or again; returns True if there were
-        any.
+        """Try a message again that failed before it came into a window, and call the function with the windows that are
+        due, for the first time or again; returns True if there was anything to do.
         """
         now = clock.monotonic()
         called = False
@@ -202,7 +209,9 @@ class WindowCalls(Calls):
         return called
 
     def next_due(self) -> float | None:
-        """Return the time at which a window is due, or something is to be tried again; None if nothing is."""
+        """Return the time, in seconds of the monotonic clock, at which a window is due, or something is to be tried
+        again; None if nothing is.
+        """
         now, now_ms = clock.monotonic(), clock.wall_ms()
         times: list[float] = []
         for unit in self._all:
@@ -213,7 +222,9 @@ class WindowCalls(Calls):
         return min(times, default=None)
 
     def committable(self) -> dict[TopicPartition, int]:
-        """Return the offsets that have moved, and put the marks of windows into the state, to be written with them."""
+        """Return, by partition, the offsets before which all is done, if they have moved since the last call, and put
+        the marks of windows into the state, to be written with them.
+        """
         for unit in self._all:
             mark = unit.windows.mark()
             if mark is not None:
@@ -223,7 +234,10 @@ class WindowCalls(Calls):
     # -- messages
 
     def _admit(self, unit: _Unit, partition: TopicPartition, record: InputRecord, now: int) -> None:
-        """Put a message into its windows, leave it out if it is done already, or put it aside if it is late."""
+        """Put a message into its windows. It is done instead if no window needs it any more, and goes to the topic of
+        late data if it is late. If its value or time cannot be had, it is tried again, or given up. ClientError if
+        windows hold more than 512 MiB.
+        """
         self._calling[OFFSET] = record[0]
         try:
             value = self._inputs[partition[0]].deserialize(record[3])
@@ -256,7 +270,9 @@ class WindowCalls(Calls):
         self._answer([record], None)
 
     def _put_aside(self, partition: TopicPartition, record: InputRecord) -> None:
-        """Write a late message to its topic, or drop it and say so."""
+        """Count a late message, and write it to the topic of late data; without one, drop it, and log at most once a
+        minute how many were.
+        """
         self._stats.metric("late_messages", 1)
         if self._late_topic:
             self._outputs.add(self._late_topic, partition[1], (record[2], record[3], record[4], record[1]))
@@ -273,7 +289,9 @@ class WindowCalls(Calls):
     # -- windows
 
     def _fire(self, unit: _Unit, *, again: bool = False) -> bool:
-        """Call the function with the windows that are due; returns True if there were any."""
+        """Call the function with the windows that are due; returns True if there were any. While a failed one waits, do
+        nothing unless `again`.
+        """
         called = False
         while not self._stopping() and unit.refused is None and (again or not unit.failures):
             window = unit.windows.due(clock.wall_ms())
@@ -287,13 +305,15 @@ class WindowCalls(Calls):
         return called
 
     def _let_go(self, elements: Iterable[Element]) -> None:
-        """Note that no window needs these messages any more, so that they are done."""
+        """Note that no window needs these messages any more: they are done, and count no more in memory."""
         for element in elements:
             self._kept_bytes -= _size(element.record)
             self._acks.done(element.partition, element.offset)
 
     def _call_window(self, unit: _Unit, window: Sequence[Element]) -> bool:
-        """Call the function with a window; returns True if the window is over, False if it is to be tried again."""
+        """Call the function with a window; returns True if the window is over, False if it is to be tried again. It is
+        over, too, if it was tried often enough: then all its messages are given up.
+        """
         last = window[-1]
         where = f"{last.partition[0]}-{last.partition[1]} offset {last.offset}, the end of a window of {len(window)}"
         self._begin(last.partition)
@@ -334,7 +354,9 @@ class WindowCalls(Calls):
     # -- failures
 
     def _tried_again(self, unit: _Unit, where: str, record: InputRecord, error: Exception) -> bool:
-        """Note a failure, and return if the window has another attempt."""
+        """Count and log a failure, and return True if there is another attempt, whose time is noted; False if the
+        window, or the message before it came into one, has to be given up.
+        """
         if isinstance(error, StateLostError):
             unit.failures, unit.due = unit.failures + 1, clock.monotonic() + TELL_SECONDS
             return True

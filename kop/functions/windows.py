@@ -66,7 +66,7 @@ class CountWindows:
         self._dropped: list[Element] = []
 
     def add(self, element: Element) -> Fate:
-        """Add a message, and return what became of it."""
+        """Add a message, which is always KEPT. Older ones beyond the length of a window are left to `dropped`."""
         self._kept.append(element)
         self.new += 1
         while len(self._kept) > self._length:
@@ -84,7 +84,9 @@ class CountWindows:
         return self.new >= self._slide
 
     def due(self, _time: int | None) -> Sequence[Element]:
-        """Return the next window if it has all its messages."""
+        """Return the messages of the next window if it has all of them, else none; it stays due until `fired`. The time
+        does not count.
+        """
         return list(self._kept) if self.is_full else ()
 
     def fired(self) -> list[Element]:
@@ -95,7 +97,7 @@ class CountWindows:
         return self.dropped()
 
     def dropped(self) -> list[Element]:
-        """Return the messages that no window needs any more; each is returned once."""
+        """Return the messages that no window needs any more and that were not returned yet."""
         dropped, self._dropped = self._dropped, []
         return dropped
 
@@ -108,7 +110,9 @@ class TimeWindows:
     """Windows by time: every `slide` milliseconds, those of the last `length`."""
 
     def __init__(self, length: int, slide: int, closed: int | None, *, by_time: bool) -> None:
-        """`closed`: the end of the last window that is over. `by_time`: messages are given in the order of time."""
+        """`length`, `slide`: milliseconds. `closed`: the end of the last window that is over, None if there is none.
+        `by_time`: a window gives its messages in the order of their times, else in that of their adding.
+        """
         self.closed = closed
         self.pane = math.gcd(length, slide)
         """All messages within so many milliseconds are in the same windows."""
@@ -120,7 +124,9 @@ class TimeWindows:
         """The end of the next window that has messages."""
 
     def add(self, element: Element) -> Fate:
-        """Add a message, and return what became of it: it may be too late for any window."""
+        """Add a message, and return what became of it: KEPT; LATE if all windows that it would be in are over; OVER if
+        it lies between two windows.
+        """
         last = (element.time + self._length) // self._slide * self._slide
         end = self._first_end(element.time)
         if end > last:
@@ -137,8 +143,8 @@ class TimeWindows:
         return (time // self._slide + 1) * self._slide
 
     def due(self, time: int | None) -> Sequence[Element]:
-        """Return the messages of the next window if `time` has reached its end, else none. Windows without messages are
-        skipped.
+        """Return the messages of the next window if `time` has reached its end; it stays due until `fired`. Windows
+        without messages are skipped. Else return none, and note that the windows up to `time` are over.
         """
         if time is None:
             return ()
@@ -155,7 +161,7 @@ class TimeWindows:
         return window
 
     def next_end(self) -> int | None:
-        """Return the end of the next window that has messages."""
+        """Return the end of the next window that has messages, in milliseconds; None if there is none."""
         return self._next
 
     def fired(self) -> list[Element]:
@@ -232,14 +238,14 @@ class Windows:
     # -- messages
 
     def waits(self, partition: TopicPartition) -> bool:
-        """Return if a partition has to wait until the messages that an earlier instance had kept were read again from
-        the others.
+        """Return True if a partition has to wait, because messages that an earlier instance had taken are still to be
+        read again from other partitions.
         """
         return bool(self._behind) and partition not in self._behind
 
     def add(self, element: Element, now: int) -> Fate:
-        """Add a message, and return what became of it. Without event time, the message has the time `now`, at which it
-        is read.
+        """Add a message, and return what became of it. `now` is the time at which it is read; without event time the
+        message has to have it as its own. The partition is noted as read to behind the message.
         """
         partition, offset = element.partition, element.offset
         if self._of_events:
@@ -257,16 +263,18 @@ class Windows:
         return fate
 
     def was_taken(self, partition: TopicPartition, offset: int) -> bool:
-        """Return if an earlier instance has taken a message."""
+        """Return True if an earlier instance has taken the message at an offset."""
         return offset < self._taken.get(partition, 0)
 
     def leave_out(self, partition: TopicPartition, offset: int) -> None:
-        """Note that a message has been given up: it is in no window."""
+        """Note that a message has been given up before it came into a window: it is in none."""
         self._changed = True
         self.passed(partition, offset + 1)
 
     def passed(self, partition: TopicPartition, next_offset: int) -> None:
-        """Note that there is no further message before an offset."""
+        """Note that there is no further message before an offset. Once this has reached what an earlier instance had
+        taken, in all partitions, the messages that it had kept are put back into the windows.
+        """
         self._positions[partition] = max(next_offset, self._positions.get(partition, 0))
         if self._behind and next_offset >= self._taken.get(partition, 0):
             self._behind.discard(partition)
@@ -282,7 +290,9 @@ class Windows:
         return Fate.KEPT
 
     def _add_again(self, element: Element) -> Fate:
-        """Add a message that an earlier instance had read, in the place that it had then."""
+        """Add a message that an earlier instance had taken: KEPT if it was still in windows, where it gets the place
+        that it had; else OVER.
+        """
         if self._times is not None and self._of_events:
             return Fate.KEPT if self._times.add(element) is Fate.KEPT else Fate.OVER
         kept = self._known.find(element)
@@ -309,12 +319,16 @@ class Windows:
 
     @property
     def is_full(self) -> bool:
-        """True if a window by count is due because of the last message, before the next one is added."""
+        """True if a window by count is due because of the last message, and has to be processed before the next one is
+        added.
+        """
         counts = self._counts
         return counts is not None and not self._of_events and counts.is_full
 
     def due(self, now: int) -> Sequence[Element]:
-        """Return the messages of the next window that is due; nothing if none is."""
+        """Return the messages of the next window that is due, which stays so until `fired`; nothing if none is, or
+        while messages of an earlier instance are still to be read again. Moves the watermark on.
+        """
         if self._behind:
             return ()
         if not self._of_events:
@@ -335,13 +349,17 @@ class Windows:
         return self._shape.fired()
 
     def dropped(self) -> list[Element]:
-        """Return messages that came between windows by count, and are not needed any more."""
+        """Return messages that were added between two windows by count, and are not needed any more; each is returned
+        once.
+        """
         dropped = self._counts.dropped() if self._counts is not None else []
         self._changed = self._changed or bool(dropped)
         return dropped
 
     def next_due(self, now: int) -> int | None:
-        """Return the time at which `due` is to be asked again if no message comes; None if never."""
+        """Return the time in milliseconds at which `due` is to be asked again if no message comes; None if only a
+        message can make a window due.
+        """
         if self._behind:
             return None
         if not self._of_events:
@@ -351,8 +369,8 @@ class Windows:
         return max(self._next_watermark, now)
 
     def _move_watermark(self, now: int) -> None:
-        """Move the watermark to the newest time of the partition that is furthest behind, of those that are not
-        idle.
+        """Move the watermark to the newest time of the partition that is furthest behind, less the lag: at most once in
+        an interval, never back. Partitions without a message for ten intervals do not count.
         """
         if now < self._next_watermark:
             return
@@ -429,7 +447,9 @@ class _Mark:
             of_partition.sort()
 
     def find(self, element: Element) -> tuple[int, int] | None:
-        """Return the place of a message in the order of those that were kept, and its time; None if it was not kept."""
+        """Return the index of the run that a message of an earlier instance is in, and the run's time; None if the
+        message was not kept.
+        """
         runs = self._by_partition.get(element.partition, [])
         index = bisect_right(runs, (element.offset, math.inf)) - 1
         if index < 0 or runs[index][1] < element.offset:
@@ -479,7 +499,7 @@ class _Mark:
     @classmethod
     def read(cls, data: bytes | None, shape: Sequence[Any]) -> _Mark:
         """Return the mark of an earlier instance; an empty one if there was none, or if its windows had another shape.
-        ValueError, KeyError, TypeError or IndexError if `data` is no mark.
+        ValueError, KeyError, TypeError or IndexError if `data` is no mark, or of another version.
         """
         told = None if data is None else json.loads(data)
         if told is not None and told["version"] != cls.VERSION:

@@ -65,8 +65,8 @@ class Worker:
     # -- its life
 
     async def start(self) -> None:
-        """Listen, join the other workers, and run the assigned instances. ClientError if the worker cannot start, with
-        the reason.
+        """Listen, join the other workers, and begin to run the assigned instances. ClientError if the worker cannot
+        start, with the reason.
         """
         options, loop = self._options, asyncio.get_running_loop()
 
@@ -149,7 +149,9 @@ class Worker:
         instances.run(assignments, registry.metadata.definitions)
 
     def _out_of_place(self, registry: Registry) -> str | None:
-        """Return why this worker cannot be one of the group, such as an id that another one has; None if it can."""
+        """Return why this worker cannot be one of the group: another one has its id, or others cannot reach it; None if
+        it can.
+        """
         twin = registry.twin()
         if twin is not None:
             return f"give this worker another id, by --worker-id: the one at {twin} is {self.worker_id}, too"
@@ -173,19 +175,21 @@ class Worker:
         return self._begun().questions
 
     async def local_ask(self, fqfn: str, instance: int, question: dict[str, Any]) -> dict[str, Any]:
-        """Ask an instance of this worker, and return its answer. If its assignment has just changed, the question waits
-        until it runs so.
+        """Ask an instance of this worker, and return its answer, or a field `error`. If its assignment has just
+        changed, the question waits up to 2 s until it runs so.
         """
         if self._parts is None:
             return {"error": "the worker has not started yet", "status": ABSENT}
         return await self._parts.questions.ask_here(fqfn, instance, question)
 
     def local(self) -> dict[InstanceName, dict[str, Any]]:
-        """Return the InstanceStatus, as JSON, of the instances of this worker. It may take a second."""
+        """Return the InstanceStatus, as JSON, of the instances of this worker. It may block for a second."""
         return {} if self._instances is None else self._instances.status()
 
     async def history(self, fqfn: str, limit: int) -> list[dict[str, Any]]:
-        """Return the last requests for a function and their answers, the oldest of them first."""
+        """Return the last `limit` requests for a function as JSON, each with its answer, if there is one yet; the
+        oldest of them first.
+        """
         return [
             {
                 "at_ms": request.at_ms,
@@ -222,7 +226,7 @@ class Worker:
         return None if self._parts is None else self._parts.metadata.definitions.get(fqfn)
 
     def functions(self) -> list[Definition]:
-        """Return all definitions."""
+        """Return all definitions, by their full names in order; none before the worker has started."""
         return (
             []
             if self._parts is None
@@ -235,15 +239,15 @@ class Worker:
         return [d.fqfn.removeprefix(start) for d in self.functions() if d.fqfn.startswith(start)]
 
     def assignments(self) -> Mapping[InstanceName, Assignment]:
-        """Return which worker has which instance."""
+        """Return the worker and the partitions of each instance that has some."""
         return {} if self._parts is None else dict(self._parts.metadata.assignments)
 
     def workers(self) -> Sequence[WorkerInfo]:
-        """Return the workers that live."""
+        """Return the workers that live and run instances."""
         return () if self._parts is None else self._parts.registry.workers()
 
     def drained(self) -> Set[str]:
-        """Return the workers that are given no instances."""
+        """Return the ids of the workers that are given no instances."""
         return frozenset() if self._parts is None else frozenset(self._parts.metadata.drained)
 
     def leader(self) -> WorkerInfo | None:
@@ -252,7 +256,7 @@ class Worker:
         return next((member for member in members if member.is_leader), None)
 
     def not_ready(self) -> str | None:
-        """Return why the worker does not work; None if it does."""
+        """Return why the worker cannot do its work at the moment, or why no function runs; None if it can."""
         if self._parts is None or self._follower is None:
             return "it has not started yet"
         if (trouble := self._parts.registry.trouble()) is not None:
@@ -268,7 +272,7 @@ class Worker:
         return None
 
     async def package(self, fqfn: str) -> Package | None:
-        """Return the package of a function; None if there is none."""
+        """Return the package of a function; None if there is no such function, or parts of its package are missing."""
         there = self.definition(fqfn)
         if there is None:
             return None
@@ -276,7 +280,7 @@ class Worker:
 
     async def upload(self, path: str, data: bytes) -> None:
         """Store a file in the topic of packages under a path; a file that was there is replaced. TimeoutError if it is
-        not readable there as a whole within ANSWER_SECONDS.
+        not readable there as a whole within 30 s.
         """
         package = Package(path.rpartition("/")[2], data)
         await asyncio.to_thread(self._begun().registry.upload, package, path)
@@ -289,7 +293,7 @@ class Worker:
             raise TimeoutError(f"the file is not in its topic as a whole within {ANSWER_SECONDS:g} s")
 
     async def download(self, path: str) -> bytes | None:
-        """Return a file that was uploaded; None if there is none."""
+        """Return a file that was uploaded under a path; None if there is none, or not as a whole."""
         registry = self._begun().registry
         digest = registry.metadata.uploads.get(path)
         if digest is None:

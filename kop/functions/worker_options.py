@@ -44,7 +44,9 @@ class WorkerOptions:
             raise ClientError(f"give the worker another id: {self.worker_id!r} may have letters, digits and -_. only")
 
     def announced(self, port: int) -> WorkerInfo:
-        """Return the description that the worker gives the others of itself if it listens on this port."""
+        """Return the description that the worker gives the others of itself if it listens on this port: with
+        `advertise`, if it is given, else with its host, or the machine's name if it listens on all addresses.
+        """
         if self.advertise is not None:
             return WorkerInfo(self.worker_id, self.advertise.host, self.advertise.port or port)
         host = socket.gethostname() if self.host in {"", "0.0.0.0", "::"} else self.host

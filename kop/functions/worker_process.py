@@ -27,8 +27,8 @@ START_SECONDS: Final = 5.0
 def run_worker(
     settings: Mapping[str, Any], patience: float, options: WorkerOptions, say: Callable[[str], None]
 ) -> None:
-    """Run a worker until SIGTERM or SIGINT. `settings` are kafka-python's. ClientError if it cannot start, with the
-    reason.
+    """Run a worker until SIGTERM or SIGINT, and end it then, within 30 s. `settings` are kafka-python's, `say` is given
+    lines for people. ClientError if it cannot start, with the reason.
 
     A second signal ends it at once: its instances end by themselves then, and others begin where they have committed.
     """

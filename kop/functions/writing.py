@@ -43,22 +43,25 @@ class Outputs:
 
     @property
     def is_transactional(self) -> bool:
-        """True if what is written counts once its transaction is committed."""
+        """True if what is written does not count until its transaction is committed."""
         return self._identity.transactional_id is not None
 
     def use(self, identity: Identity) -> None:
-        """Write as another producer from here on."""
+        """Write as another producer from here on, whose sequences begin at 0. Outputs that were added and not taken are
+        written by it, too.
+        """
         self._identity = identity
         self._sequences.clear()
         self._added.clear()
 
     def discard(self) -> None:
-        """Forget the outputs that were added and not written."""
+        """Forget the outputs that were added and not taken."""
         self._waiting = {}
 
     def count(self, topic: str) -> int:
-        """Return how many partitions a topic has. A copy of the process that a function has forked ends here: it would
-        ask over the connection of the other one, and take its answer.
+        """Return how many partitions a topic has; the server is asked once until the next `take`. A copy of the process
+        that a function has forked ends here, with exit code 0: it would ask over the connection of the other one, and
+        take its answer.
         """
         if os.getpid() != self._process:
             os._exit(0)
@@ -71,12 +74,16 @@ class Outputs:
         return len(self._client.leaders(topic))
 
     def add(self, topic: str, source: int, record: NewRecord) -> None:
-        """Add a record for a topic; `source` is the number of the partition that its input came from."""
+        """Add a record for a topic. Its key chooses the partition; without one that is `source`, the number of the
+        partition that its input came from, modulo how many the topic has.
+        """
         count, key = self.count(topic), record[0]
         self._records((topic, partition_of(key, count) if key is not None else source % count)).add(record)
 
     def add_results(self, topic: str, source: TopicPartition, values: Sequence[bytes], offsets: Sequence[int]) -> None:
-        """Add results of messages of the partition `source`; `offsets` are those of the messages, ascending."""
+        """Add results of messages of the partition `source`, each a record without key with headers that name its
+        message. `offsets` are those of the messages, ascending.
+        """
         if values:
             place = topic, source[1] % self.count(topic)
             self._records(place).extend(values, origins.header_runs(*source, offsets))
@@ -86,8 +93,8 @@ class Outputs:
         self._records(place).add(record)
 
     def add_batch(self, place: TopicPartition, source: int, batch: pa.RecordBatch) -> None:
-        """Add a batch of rows for the topic and partition `place`; `source` is the partition that their input came
-        from.
+        """Add a batch of rows for the topic and partition `place`; `source` is the number of the partition that their
+        input came from, which counts for subclasses alone.
         """
         self._waiting.setdefault(place, []).append(arrow.rows_in(batch))
 
@@ -100,9 +107,9 @@ class Outputs:
         return last
 
     def write(self, group: str | None = None) -> bool:
-        """Write the outputs that were added; returns when they are durable, False if there were none.
+        """Write the outputs that were added, and return True once they are durable; False if there were none.
 
-        `group`: its offsets will be committed in the same transaction.
+        `group`: the one whose offsets will be committed in the same transaction, if the producer has one.
         """
         batches = self.take()
         if batches:
@@ -110,15 +117,17 @@ class Outputs:
         return bool(batches)
 
     def take(self) -> Mapping[TopicPartition, Sequence[bytearray]]:
-        """Return the outputs that were added, as batches of the producer; `send` writes them."""
+        """Take the outputs that were added, and return them as record batches with the next sequences of the producer,
+        which `send` has to write. Later outputs are not part of them.
+        """
         taken, self._waiting = self._waiting, {}
         self._counts.clear()
         now = clock.wall_ms()
         return {place: self._batches(place, pieces, now) for place, pieces in taken.items()}
 
     def send(self, batches: Mapping[TopicPartition, Sequence[bytearray]], group: str | None = None) -> None:
-        """Write the batches of one `take` after the other; returns when they are durable. Further outputs may be added
-        meanwhile, by another thread. `group`: see `write`.
+        """Write the batches of one `take`, in their order; returns when they are durable. Further outputs may be added
+        meanwhile, by another thread. `group`: the one whose offsets will be committed in the same transaction.
         """
         if self._identity.transactional_id is not None and (new := batches.keys() - self._added):
             self._client.add_partitions(self._identity, sorted(new), group)

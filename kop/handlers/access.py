@@ -79,27 +79,31 @@ class Authorizer(Protocol):
         """Return true if the principal, connected from `host`, may do this operation on the resource of that name."""
 
     def allows_any(self, principal: str, host: str, operation: AclOperation, resource: ResourceType) -> bool:
-        """Return true if the principal may do this operation on some resource of the type."""
+        """Return true if there may be a resource of the type on which the principal, connected from `host`, may do this
+        operation.
+        """
 
     def rule(self, principal: str, host: str, operation: AclOperation, resource: ResourceType, name: str | None) -> str:
         """Return the rule by which `allows` decides, or `allows_any` if `name` is None, as text for the audit."""
 
     async def enter(self, principal: str, space: Space, *, proven: bool) -> str:
-        """Return why the principal cannot belong to a space that is not the home space; empty if it can. Unless it is
-        `proven` that it belongs there, it needs some right in it.
+        """Return the reason for which the principal cannot belong to `space`, which is not the home space; empty if it
+        can. Unless it is `proven` (by its credentials, or by rules) that it belongs there, it needs some right in it.
         """
 
 
 def _is_of_brokers(peer: Peer, resource: ResourceType, name: str | None) -> bool:
-    """Return true if a client of a tenant asks for the whole cluster, which no right of a tenant can give. Its own
-    namespace, which stands for the cluster, has the name that `Context.namespace` asks with.
+    """Return true if a client of a tenant asks for a right to the whole cluster, which no right of a tenant can give.
+    To clients of a tenant their own namespace stands for the cluster; in rights it has another name
+    (`Context.namespace_name`), so for that the result is false.
     """
     return resource is ResourceType.CLUSTER and name == CLUSTER_NAME and not peer.space.is_home
 
 
 def is_refusal(topic: TopicInfo | ErrorCode | int) -> TypeGuard[ErrorCode]:
-    """Return true if `AccessControl.topic` has refused access to a topic, or does not know yet, so that the client is
-    told nothing of it.
+    """Return true if `topic`, a result of `AccessControl.topic`, is the error that access is refused, or that it cannot
+    be decided yet, so that the client is told nothing of the topic. For a topic, and for all other errors, the result
+    is false.
     """
     return topic is ErrorCode.TOPIC_AUTHORIZATION_FAILED or topic is _NOT_KNOWN[ResourceType.TOPIC]
 
@@ -174,9 +178,10 @@ class AccessControl:
 
     def allows(self, peer: Peer, operation: AclOperation, resource: ResourceType, name: str = CLUSTER_NAME) -> bool:
         """Return true if the client may do this operation on the resource; a topic may be given by any of its names.
+        Without an authorizer it always may.
 
-        The decision is audited, so the caller has to refuse what is not allowed. For all other questions there is
-        `may`.
+        A denial is written to the audit (if so set, what is allowed, too), so the caller has to refuse what is not
+        allowed. For all other questions there is `may`.
         """
         authorizer = self._authorizer
         if authorizer is None:
@@ -204,7 +209,9 @@ class AccessControl:
         )
 
     def may_any(self, peer: Peer, operation: AclOperation, resource: ResourceType) -> bool:
-        """Return true if the client may do this operation on some resource of the type. A denial is not audited."""
+        """Return true if the client may do this operation on some resource of the type. A denial is not audited; what
+        is allowed is, if the audit is set to tell of that.
+        """
         authorizer = self._authorizer
         if authorizer is None:
             return True
@@ -228,8 +235,8 @@ class AccessControl:
         self._audit.decided(allowed, peer, operation.name, resource.name, name, rule)
 
     def logged_in(self, principal: str) -> None:
-        """Warn if a client that has logged in is not a super user only because its name differs from one's in upper and
-        lower case.
+        """Log a warning, now and then if it happens again, if a client that has logged in is not a super user only
+        because its name differs from one's in upper and lower case.
         """
         if self.is_open or principal in self._super_users:
             return
@@ -242,8 +249,8 @@ class AccessControl:
                 )
 
     def changes_user(self, peer: Peer, name: str) -> bool:
-        """Return true if the client, which may change users, may change this one: super users are changed by super
-        users alone.
+        """Return true if the client, which has the right to change users, may change the user `name`: a super user is
+        changed by super users alone. If it may not, write the denial to the audit.
         """
         if self.is_open or f"User:{name}" not in self._super_users or peer.principal in self._super_users:
             return True
@@ -251,8 +258,8 @@ class AccessControl:
         return False
 
     def refusal(self, resource: ResourceType, name: str = CLUSTER_NAME) -> ErrorCode:
-        """Return the error for a client that `allows` refuses. While grants are not known, it is one after which
-        clients try again.
+        """Return the error code for a client to which `allows` has refused the resource. While Pulsar's grants that
+        decide about it are not known, it is one after which clients try again.
         """
         grants = self._grants
         if grants is not None and resource is ResourceType.TOPIC:
@@ -260,15 +267,16 @@ class AccessControl:
         return REFUSALS[resource] if grants is None or grants.knows(resource, name) else _NOT_KNOWN[resource]
 
     def check_known(self, peer: Peer, resource: ResourceType) -> None:
-        """Raise BackendError while the client's grants in its namespace are not known: a list that leaves out the
-        resources which it may not see would be wrong.
+        """Raise BackendError while Pulsar's grants in the client's namespace are to decide and are not known: a list
+        that leaves out the resources of this type which the client may not see would be wrong then.
         """
         if self._grants is not None:
             self._grants.check_known(peer.principal, _NOT_KNOWN[resource], peer.space.name)
 
     def unread(self, needs: Iterable[Need], request: Any) -> Collection[str]:
-        """Return the namespaces named in the request whose grants have to be read before anything is decided. Those of
-        spaces are read all the time.
+        """Return the Pulsar namespaces in names of the request whose grants have to be read, by `read`, before anything
+        is decided; none if Pulsar's grants do not decide. The grants in spaces of tenants are read all the time, so
+        those are left out.
         """
         grants, canonical = self._grants, self._topics.canonical_name
         if grants is None:
@@ -283,14 +291,15 @@ class AccessControl:
         return grants.unread(names) if names else ()
 
     def reaches(self, peer: Peer, name: str) -> bool:
-        """Return true if a right to the whole cluster, which the client has, covers the resource with that stored
-        name.
+        """Return true if a right to the whole cluster, which the client has, covers the resource with that stored name:
+        for all but super users it does not cover what is of a tenant's namespace.
         """
         return not self._has_tenants or peer.principal in self._super_users or not prefix_of(name)
 
     async def enter(self, principal: str, space: Space, *, proven: bool) -> str:
-        """Return why a client cannot belong to a space; empty if it can. Unless it is `proven` that it belongs there,
-        it needs some right in it.
+        """Return the reason for which a client cannot belong to a space; empty if it can, as always without an
+        authorizer. Unless it is `proven` (by its credentials, or by rules) that it belongs there, it needs some right
+        in it.
         """
         authorizer = self._authorizer
         if authorizer is None or space.is_home:
@@ -298,27 +307,33 @@ class AccessControl:
         return await authorizer.enter(principal, space, proven=proven)
 
     def follow(self, space: Space) -> None:
-        """Read the rights in a space again and again from now on."""
+        """Read Pulsar's grants in a tenant's space again and again from now on; do nothing if they do not decide, or
+        for the home space.
+        """
         if self._grants is not None and not space.is_home:
             self._grants.follow(space)
 
     async def read(self, namespaces: Collection[str]) -> None:
-        """Read the grants of these namespaces."""
+        """Read Pulsar's grants of these namespaces; do nothing if they do not decide. Those that cannot be read stay
+        unknown.
+        """
         if self._grants is not None and namespaces:
             await self._grants.read(namespaces)
 
     def check(self, peer: Peer, needs: Iterable[Need], request: Any) -> None:
-        """Raise the error of the first of `needs` that the client lacks, for needs that refuse the whole request."""
+        """Raise KopError for the first of `needs` that the client lacks for one of the names that it has in the
+        request, or for the cluster if it has none. For needs that refuse the whole request; a denial is audited.
+        """
         for operation, resource, names, _ in needs:
             for name in (CLUSTER_NAME,) if names is None else names(request):
                 if operation is not None and name is not None and not self.allows(peer, operation, resource, name):
                     raise KopError(f"{resource.name} {name}: {operation.name} is denied", self.refusal(resource, name))
 
     def topic(self, peer: Peer, name_or_id: str | UUID, operation: AclOperation | None) -> TopicInfo | ErrorCode:
-        """Return the topic under the name that the client uses, or the error: not authorized, or no such topic. The id
-        of a topic of another space than the client's is unknown.
+        """Return the topic under the name that the client uses, or the error code: not authorized (which is audited),
+        or no such topic. The id of a topic of another space than the client's is unknown.
 
-        `operation` is None if another right than one to the topic decides.
+        `operation` is the one that the client needs a right for; None if another right than one to the topic decides.
         """
         topics = self._topics
         if self._authorizer is None:
@@ -344,7 +359,7 @@ class AccessControl:
 
     def names_to_find(self, peer: Peer, needs: Iterable[Need], request: Any) -> Sequence[str]:
         """Return the names in the request that may be topics of other Pulsar namespaces, which storage has to look for
-        before `topic` can say that there are none.
+        before `topic` can say that there are none. Names to which the client lacks the right are left out.
         """
         if not self._topics.has_namespaces:
             return ()
@@ -370,7 +385,9 @@ class AccessControl:
         return self._topics.listed(peer.space.prefix, everywhere=peer.principal in self._super_users)
 
     def visible(self, peer: Peer, topics: Iterable[TopicInfo], operation: AclOperation) -> Sequence[TopicInfo]:
-        """Return those of `topics` on which the client may do this operation, so that it may know of them."""
+        """Return those of `topics` on which the client may do this operation, so that it may know of them. BackendError
+        while it is not known, because Pulsar's grants decide and cannot be read.
+        """
         if self._authorizer is None:
             return list(topics)
         self.check_known(peer, ResourceType.TOPIC)

@@ -41,7 +41,7 @@ _Code = TypeVar("_Code", bound=IntEnum)
 
 
 def describe_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Return the ACLs that the filter describes, those of a resource together."""
+    """Answer DescribeAcls with the ACLs that the filter describes, those of a resource together."""
     if not gw.acls_decide:
         return ctx.response(error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER, resources=[])
     if denied := ctx.namespace(AclOperation.DESCRIBE):
@@ -69,7 +69,9 @@ def describe_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
 
 
 async def create_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Add each ACL, or give the error for which it is not added; those that exist already stay as they are."""
+    """Answer CreateAcls: add each ACL, or give the error for which it is not added; those that exist already stay as
+    they are. What was added is written to the audit.
+    """
     refusal = _refusal(gw, ctx)
     if refusal is not None:
         return ctx.response(results=[_error(refusal) for _ in request.creations])
@@ -98,8 +100,8 @@ async def create_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
 
 
 async def delete_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Remove the ACLs that each filter describes, and return them. A filter is refused if it would make the answer
-    longer than the limit on ACLs: the answer would have no bound.
+    """Remove the ACLs that each filter of the request describes, and return them. A filter is refused if the answer
+    would have more ACLs than there may be, or are: without that it would have no bound.
     """
     refusal = _refusal(gw, ctx)
     if refusal is not None:
@@ -135,7 +137,7 @@ async def delete_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
 
 
 def _refusal(gw: Gateway, ctx: Context) -> KopError | None:
-    """Return why no ACL of the request is changed; None if it may be."""
+    """Return the error for which no ACL of the request is changed; None if ACLs may be changed."""
     if not gw.acls_decide:
         return PeerError(_NO_AUTHORIZER, ErrorCode.SECURITY_DISABLED)
     if denied := ctx.namespace(AclOperation.ALTER):
@@ -205,8 +207,8 @@ def _created(gw: Gateway, ctx: Context, row: Any) -> Acl | KopError:
 
 
 def _code(kind: type[_Code], code: int, what: str, *more: IntEnum) -> _Code:
-    """Return the member of `kind` with this code. It is an error if an ACL cannot have it: UNKNOWN, and the codes of
-    filters.
+    """Return the member of `kind` with this code. PeerError, which names the field by `what`, if an ACL cannot have the
+    code: UNKNOWN, ANY, which is for filters, and `more`.
     """
     value = _filter_code(kind, code, what)
     if value.name == "ANY" or value in more:
@@ -261,7 +263,7 @@ def _name(gw: Gateway, ctx: Context, resource: ResourceType, pattern: PatternTyp
 
 
 def _filter(gw: Gateway, ctx: Context, row: Any) -> AclFilter:
-    """Return the filter that a client gives. INVALID_REQUEST if one of its codes does not exist."""
+    """Return the filter that a client gives. PeerError (INVALID_REQUEST) if one of its codes does not exist."""
     resource = _filter_code(ResourceType, row.resource_type_filter, "resourceType")
     pattern = _filter_code(PatternType, row.pattern_type_filter, "patternType")
     name = row.resource_name_filter

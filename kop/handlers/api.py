@@ -113,19 +113,22 @@ class Context:
     """Tagged fields for the header of the answer, encoded: what brokers tell one another beyond Kafka's schemas."""
 
     def change_partitions(self, count: int, strict_from: int | None = None) -> None:
-        """Count partitions that the request makes or deletes. From version `strict_from` on
-        THROTTLING_QUOTA_EXCEEDED, with nothing counted, if its client made too many before.
+        """Count partitions that the request makes or deletes in the client's quota of them, if it has one; a client
+        that takes too many is held after the answer. From version `strict_from` of the API on, raise PeerError
+        (THROTTLING_QUOTA_EXCEEDED) instead, with nothing counted, if it has taken too many before.
         """
         strict = strict_from is not None and self.version >= strict_from
         if self.meter is not None and not self.meter.mutate(count, strict=strict):
             raise PeerError("The throttling quota has been exceeded.", ErrorCode.THROTTLING_QUOTA_EXCEEDED)
 
     def response(self, **fields: Any) -> Response:
-        """Return a response in the request's version with these fields; nested rows are dicts."""
+        """Return a response to the request's API in its version with these fields, by the schema's names; nested rows
+        are dicts.
+        """
         return Response(self.api_key, self.version, fields)
 
     def topic(self, name_or_id: str | UUID | None, operation: AclOperation | None) -> TopicInfo | ErrorCode:
-        """Return the topic that a request names, or Kafka's error: not authorized, or no such topic.
+        """Return the topic that a request names, or Kafka's error: not authorized, which is audited, or no such topic.
 
         A `name_or_id` of None is the id of zeros, which no topic has. `operation` is None if another right than one to
         the topic decides.
@@ -135,38 +138,47 @@ class Context:
         return self.access.topic(self.conn, name_or_id, operation)
 
     def group(self, group_id: str, operation: AclOperation) -> ErrorCode:
-        """Return NONE if the client may do this operation on a group, else GROUP_AUTHORIZATION_FAILED."""
+        """Return NONE if the client may do this operation on a group, else GROUP_AUTHORIZATION_FAILED, or
+        COORDINATOR_NOT_AVAILABLE while Pulsar's grants decide and are not known. A denial is audited.
+        """
         return NONE if self.access.is_open else self._decide(operation, ResourceType.GROUP, group_id)
 
     def transactional_id(self, transactional_id: str, operation: AclOperation) -> ErrorCode:
         """Return NONE if the client may do this operation on a transactional id, else
-        TRANSACTIONAL_ID_AUTHORIZATION_FAILED.
+        TRANSACTIONAL_ID_AUTHORIZATION_FAILED, or COORDINATOR_NOT_AVAILABLE while Pulsar's grants decide and are not
+        known. A denial is audited.
         """
         return self._decide(operation, ResourceType.TRANSACTIONAL_ID, transactional_id)
 
     def user(self, principal: str, operation: AclOperation) -> ErrorCode:
-        """Return NONE if the client may do this operation on a user, else DELEGATION_TOKEN_AUTHORIZATION_FAILED."""
+        """Return NONE if the client may do this operation on a user, else DELEGATION_TOKEN_AUTHORIZATION_FAILED. A
+        denial is audited.
+        """
         return self._decide(operation, ResourceType.USER, principal)
 
     def cluster(self, operation: AclOperation) -> ErrorCode:
-        """Return NONE if the client may do this operation on the cluster, else CLUSTER_AUTHORIZATION_FAILED."""
+        """Return NONE if the client may do this operation on the cluster, else CLUSTER_AUTHORIZATION_FAILED. A denial
+        is audited.
+        """
         return NONE if self.access.allows(self.conn, operation, ResourceType.CLUSTER) else CLUSTER_REFUSED
 
     @property
     def namespace_name(self) -> str:
-        """The name of the cluster as the client's namespace, in rights to that as a whole."""
+        """The name that stands in rights for the client's namespace as a whole: that of the cluster, behind the
+        namespace of a tenant.
+        """
         return self.conn.space.inward(CLUSTER_NAME)
 
     def namespace(self, operation: AclOperation) -> ErrorCode:
         """Return NONE if the client may do this operation on its namespace as a whole, else
-        CLUSTER_AUTHORIZATION_FAILED. To clients of the home space that is the cluster.
+        CLUSTER_AUTHORIZATION_FAILED. To clients of the home space that is the cluster. A denial is audited.
         """
         allowed = self.access.allows(self.conn, operation, ResourceType.CLUSTER, self.namespace_name)
         return NONE if allowed else CLUSTER_REFUSED
 
     @property
     def cluster_denial(self) -> str:
-        """The text of CLUSTER_AUTHORIZATION_FAILED."""
+        """The text of CLUSTER_AUTHORIZATION_FAILED for this client, to whom the cluster may be a tenant's namespace."""
         space = self.conn.space
         more = (
             ""
@@ -180,19 +192,22 @@ class Context:
         return self.access.may(self.conn, operation, resource, name)
 
     def asking_broker(self) -> int | None:
-        """Return the id of the broker that sent the request; None for any other client, also one that claims to be a
-        broker.
+        """Return the id of the broker that sent the request, as its client id says; None for any other client, also one
+        with such a client id that lacks the right CLUSTER_ACTION.
         """
         return broker_that_asks(self.access, self.conn, self.client_id)
 
     def may_create(self, name: str) -> bool:
-        """Return true if the client may make a topic of that name, by its right to the cluster or to the topic."""
+        """Return true if the client may make a topic of that name, by its right to the cluster or to the topic. A
+        denial is audited.
+        """
         by_whole = self.may_by_whole(AclOperation.CREATE, self.canonical_name(name))
         return by_whole or self.access.allows(self.conn, AclOperation.CREATE, ResourceType.TOPIC, name)
 
     def may_by_whole(self, operation: AclOperation, name: str) -> bool:
-        """Return true if the client may do this operation on what has that stored name by its right to the cluster,
-        or, if it is of a tenant, to the whole namespace. A right to the cluster does not reach into those of tenants.
+        """Return true if the client may do this operation on the topic or group with that stored name by its right to
+        the cluster, or, if it is of a tenant, to the tenant's whole namespace. A right to the cluster does not reach
+        into namespaces of tenants, unless a super user has it.
         """
         space = self.conn.space
         if not self.access.may(self.conn, operation, ResourceType.CLUSTER, self.namespace_name):
@@ -200,13 +215,17 @@ class Context:
         return name.startswith(space.prefix) and (not space.is_home or self.access.reaches(self.conn, name))
 
     def listed(self) -> Sequence[TopicInfo]:
-        """Return the topics for a client that asks for all, before its rights are looked at."""
+        """Return the topics for a client that asks for all, before its rights are looked at: those of its space of
+        names, for super users those of all spaces.
+        """
         return self.access.listed(self.conn)
 
     def visible(
         self, topics: Iterable[TopicInfo], operation: AclOperation = AclOperation.DESCRIBE
     ) -> Sequence[TopicInfo]:
-        """Return those of `topics` on which the client may do this operation, so that it may know of them."""
+        """Return those of `topics` on which the client may do this operation, so that it may know of them. BackendError
+        while it is not known, because Pulsar's grants decide and cannot be read.
+        """
         return self.access.visible(self.conn, topics, operation)
 
     def operations(self, resource: ResourceType, name: str, *, asked: bool) -> Set[int] | None:
@@ -230,8 +249,8 @@ class Context:
 
 
 def broker_that_asks(access: AccessControl, conn: ConnectionInfo, client_id: str | None) -> int | None:
-    """Return the id of the broker that a request is from; None for any other client, also one that claims to be a
-    broker.
+    """Return the id of the broker that a request is from, as its client id says; None for any other client, also one
+    with such a client id that lacks the right CLUSTER_ACTION.
     """
     broker = broker_of(client_id)
     if broker is None or not access.may(conn, AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER):
@@ -277,14 +296,18 @@ class Answer:
         self.request_bytes = 0
 
     def give(self, frame: Frame | None) -> None:
-        """Set the encoded answer and tell its taker; None if the client expects no answer."""
+        """Set the encoded answer, None if the client expects none, and tell the connection that waits for it, if one
+        does.
+        """
         self.ready = True
         self.frame = frame
         if self.taker is not None:
             self.taker.answered(self)
 
     def refuse(self, error: BaseException) -> None:
-        """Close the connection because of `error`, with one log line, since no answer is possible."""
+        """Set the error for which the connection is to be closed, with one log line, since no answer is possible; then
+        tell the connection.
+        """
         self.error = error
         self.give(None)
 
@@ -302,12 +325,12 @@ class Later(Answer):
     """The function that makes the answer of the handler's result. The pipeline sets it."""
 
     def end(self, result: Any) -> None:
-        """Make the answer from the handler's result, which may be an error, and give it."""
+        """Make the answer from the handler's result, or from the exception with which it ended, and give it."""
         self.take(self, result)
 
     def follow(self, future: asyncio.Future[Any], shape: Callable[[Any], Any] = lambda result: result) -> Later:
-        """Give the answer made by `shape` of a future's result, once that is there; return this object. If the
-        connection ends, the future is cancelled.
+        """Give the answer made by `shape` of a future's result, or the answer for the future's error, once it is there;
+        return this object at once. If the connection ends, the future is cancelled.
         """
         self.waiting = future
 
@@ -324,7 +347,9 @@ class Later(Answer):
         return self
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """Wait for the handler's result, for a handler that was called for a part of another request."""
+        """Wait for the handler's result and return it, or raise the exception with which it ended: for a handler that
+        was called for a part of another request. If the wait is cancelled, so is what the handler waits for.
+        """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.take = lambda later, result: None if future.done() else _resolve(future, result)
         try:
@@ -353,7 +378,9 @@ class InTask(Later):
         """The coroutine of the handler; it returns the handler's result."""
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """Wait for the handler's result, for a handler that was called for a part of another request."""
+        """Run the handler's coroutine and return its result: for a handler that was called for a part of another
+        request.
+        """
         return self.work.__await__()
 
 
@@ -364,7 +391,7 @@ Frame: TypeAlias = "Sequence[bytes | bytearray | memoryview]"
 
 
 def undecoded(body: memoryview, version: int) -> memoryview:
-    """Return the body as it is: the `Api.decode` of an API whose handler reads the body itself."""
+    """Return the body of a request as it is: the `Api.decode` of an API whose handler reads the body itself."""
     return body
 
 

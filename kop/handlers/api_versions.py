@@ -35,7 +35,10 @@ _KEPT: Final = 100
 
 
 def api_versions(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Answer with the served APIs and their versions, and note the name of the client's software."""
+    """Answer with the served APIs and their versions, from version 3 on also with the feature `transaction.version` if
+    storage has transactions. The name and version of the client's software are kept for the log; INVALID_REQUEST if
+    they are not legal.
+    """
     if ctx.version >= 3:
         name, version = request.client_software_name, request.client_software_version
         if not (_SOFTWARE.match(name) and _SOFTWARE.match(version)):

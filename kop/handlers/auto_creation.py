@@ -51,7 +51,8 @@ class AutoCreation:
         """The creations under way, by the topic's canonical name."""
 
     async def make(self, names: Iterable[str], making: InMaking, end: float) -> dict[str, ErrorCode]:
-        """Make topics side by side, and wait for them until `end` by the loop's clock. Returns errors by name.
+        """Make topics side by side, and wait for them until `end` by the loop's clock. Return the errors by name; a
+        name that is not among them is a topic now.
 
         A topic that does not exist by then gets LEADER_NOT_AVAILABLE, and is made all the same. If a request has waited
         for a topic in vain, later ones do not wait for it: what its clients send on the same connection goes on
@@ -99,7 +100,9 @@ class AutoCreation:
         return creation
 
     async def _make(self, name: str, partitions: int) -> ErrorCode:
-        """Make a topic, and log and count a failure: there may be nobody left who waits."""
+        """Make a topic; return the error, or NONE if it exists now. A failure is logged and counted here: there may be
+        nobody left who waits.
+        """
         try:
             await self._engine.topics.create(name, partitions, {})
         except KopError as error:
@@ -113,15 +116,17 @@ class AutoCreation:
         return ErrorCode.NONE
 
     def _tell(self, name: str, error: KopError) -> None:
-        """Count a refused creation, and log it once for all topics with the same reason, since clients ask again
-        soon.
+        """Count a creation that failed, and log it now and then: one line for all topics with the same error code,
+        since clients ask again soon.
         """
         self._metrics.errors.labels("Metadata", error.code.name).inc()
         if background.log_lines.say(("auto-creation", error.code), clock.monotonic()) is not None:
             _log.warning("topic %s, which a client asked for, is not made: %s", name, error.message)
 
     async def close(self) -> None:
-        """Stop waiting for creations. The engine still ends those that it has begun."""
+        """Cancel the tasks that make topics, and wait until they have ended. The engine still ends the creations that
+        it has begun.
+        """
         tasks = [creation.task for creation in self._under_way.values()]
         for task in tasks:
             task.cancel()

@@ -25,7 +25,9 @@ from kop.wire.rows import Response
 
 
 def describe_quotas(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Return the entities that the filter describes, with their quotas."""
+    """Answer DescribeClientQuotas with the entities (users, client ids, addresses) that the filter describes, with
+    their quotas; with an error code if there is no such filter.
+    """
     if denied := ctx.namespace(AclOperation.DESCRIBE_CONFIGS):
         return ctx.response(error_code=denied, error_message=ctx.cluster_denial, entries=None)
     try:
@@ -50,7 +52,9 @@ _Change = tuple[Entity, dict[QuotaKind, float | None]]
 
 
 async def alter_quotas(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Set and remove quotas; the answer has the error of each entity whose quotas were not changed."""
+    """Answer AlterClientQuotas: set and remove quotas, or with validate_only look only if that is possible. The answer
+    has the error of each entity whose quotas were not changed; changes are written to the audit.
+    """
     denied = ctx.namespace(AclOperation.ALTER_CONFIGS)
     why, space = ctx.cluster_denial, ctx.conn.space
     wanted = [

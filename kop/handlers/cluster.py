@@ -68,8 +68,8 @@ def describe_cluster(gw: Gateway, ctx: Context, request: Message) -> Response:
 
 
 async def describe_log_dirs(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Answer DescribeLogDirs with the sizes of the partitions asked for; those that do not exist, or are not served
-    here, are left out, as in Kafka.
+    """Answer DescribeLogDirs with the sizes of the partitions asked for. Those that do not exist, that another broker
+    leads, or that cannot be measured in time are left out.
     """
     if refusal := ctx.cluster(AclOperation.DESCRIBE):
         return ctx.response(error_code=refusal, results=[])
@@ -108,11 +108,12 @@ async def describe_log_dirs(gw: Gateway, ctx: Context, request: Message) -> Resp
 
 
 async def _sizes(gw: Gateway, ctx: Context, wanted: Iterable[Any] | None) -> list[tuple[str, list[tuple[int, int]]]]:
-    """Return the sizes of this broker's partitions: by topic, index and bytes of each. `wanted` None stands for all
-    topics.
+    """Return the sizes of those partitions that this broker leads: by topic, index and bytes of each. `wanted` has the
+    topics and partitions of the request; None stands for all.
 
-    A partition that cannot be measured, or not in time, is left out: 0 would be a wrong answer, and the protocol has no
-    error for a partition.
+    A partition that cannot be measured, or not within 20 s, is left out: 0 would be a wrong answer, and the protocol
+    has no error for a partition. Storage is asked for 1,000 partitions that are not in use at most; of those beyond,
+    none is answered.
     """
     if wanted is None:
         indexes_by_topic: dict[str, Iterable[int]] = {topic.name: range(topic.partitions) for topic in gw.topics.all()}
@@ -218,8 +219,8 @@ def _quorum(gw: Gateway, ctx: Context, index: int, is_metadata: bool) -> dict[st
 
 
 def elect_leaders(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Answer ELECTION_NOT_NEEDED for every partition, which has its leader. A request for all partitions is answered
-    without any partition, as in Kafka.
+    """Answer ElectLeaders with ELECTION_NOT_NEEDED for every partition that exists, since it has its leader; for any
+    other UNKNOWN_TOPIC_OR_PARTITION. A request for all partitions is answered without any partition, as in Kafka.
     """
     kind = request.election_type if ctx.version >= 1 else _PREFERRED
     is_known_kind = kind in {_PREFERRED, _UNCLEAN}

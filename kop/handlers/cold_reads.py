@@ -77,8 +77,9 @@ class ColdReads:
         return len(self._reads)
 
     def on_news(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` when a read has brought records or an error, or when none is under way any more; return the
-        function that ends this.
+        """Call `callback` each time that a read has brought records or an error, or when none is under way any more;
+        return the function that ends this. As long as there is any such callback, the kept results do not have to make
+        room for reads of others.
         """
         self._listeners[callback] = None
         for share in self._shares():
@@ -93,15 +94,16 @@ class ColdReads:
         return undo
 
     def find(self, partition_log: PartitionLog, offset: int, places: bool = False) -> ColdRead | None:
-        """Return the read of a partition from `offset` on, None if there is none. If `places` are wanted it has to be
-        one that brings them.
+        """Return the read of a partition from `offset` on, under way or ended; None if there is none. With `places` it
+        has to be one that also brings the places where Pulsar keeps the records.
         """
         read = self._reads.get(partition_log)
         return read if read is not None and read.offset == offset and (read.places or not places) else None
 
     def ask(self, partition_log: PartitionLog, offset: int, max_bytes: int, places: bool = False) -> ColdRead:
-        """Return the read of a partition from `offset` on; begin it if there is none, and end one from another
-        offset.
+        """Return the read of a partition from `offset` on, under way or ended. If there is none, put one in the queue,
+        which begins as soon as this connection may read more, and end a read of the partition from another offset. Each
+        call keeps the read wanted for at least ten seconds; `max_bytes` is cut to 4 MiB.
         """
         now = self._loop.time()
         read = self.find(partition_log, offset, places)
@@ -118,8 +120,8 @@ class ColdReads:
     def make_room(self, wanted: Container[PartitionLog], waiting: int) -> None:
         """Drop the results of partitions that are not `wanted`, if so many results are kept that no read can begin.
 
-        `waiting` is the number of Fetches that wait and want no other partitions: while a further one waits, nothing is
-        dropped.
+        `waiting` is the number of waiting Fetches of the connection that want no other partitions: if more of its
+        Fetches wait, nothing is dropped.
         """
         if not self._queue or self._held < MOST_HELD or len(self._listeners) > waiting:
             return
@@ -128,7 +130,9 @@ class ColdReads:
                 self.forget(partition_log)
 
     def forget(self, partition_log: PartitionLog) -> None:
-        """Drop a read, because its result was taken or is not wanted any more."""
+        """Drop the read of a partition, if there is one, because its result was taken or is not wanted any more. One
+        under way is cancelled; reads that waited for room may begin.
+        """
         read = self._reads.pop(partition_log, None)
         if read is None:
             return
@@ -157,8 +161,9 @@ class ColdReads:
         return [read.share for read in self._reads.values() if read.share is not None]
 
     def _may_begin(self) -> bool:
-        """Return false if too many reads of this connection are under way, or too many results wait for a Fetch: of
-        this connection, or of all connections, some of them of this one.
+        """Return true if another read may begin: fewer than 32 reads of this connection are under way (slow ones not
+        counted), its results that wait for a Fetch are less than 16 MiB, and the budget of all connections has room,
+        unless none of these results is this connection's.
         """
         return self._running < AT_ONCE and self._held < MOST_HELD and not (self._held and self._budget.full)
 

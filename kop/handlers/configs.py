@@ -77,7 +77,9 @@ class Operation(IntEnum):
 
 
 async def describe_configs(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Answer DescribeConfigs: the configs of each resource, or those of them that the request names."""
+    """Answer DescribeConfigs: the configs of each resource with their values and sources, or those of them that the
+    request names.
+    """
     results = []
     known = {
         resource.resource_name: topic
@@ -113,7 +115,10 @@ async def describe_configs(gw: Gateway, ctx: Context, request: Message) -> Respo
 
 
 async def _refresh(gw: Gateway, topics: Collection[TopicInfo]) -> None:
-    """Read the topics that a request describes from storage again, since another broker may just have changed them."""
+    """Read the topics that a request describes from storage again, since another broker may just have changed them. Do
+    nothing if there is no other broker, or for more than 16 topics; if storage fails, log it and go on with what is
+    known.
+    """
     if len(gw.cluster.ids) == 1 or len(topics) > _MOST_REFRESHED:
         return
     try:
@@ -125,7 +130,9 @@ async def _refresh(gw: Gateway, topics: Collection[TopicInfo]) -> None:
 
 
 async def _differing_configs(gw: Gateway, topics: Mapping[str, TopicInfo]) -> dict[str, Mapping[str, str]]:
-    """Return by topic the configs that have another value in storage than in memory; none at all for many topics."""
+    """Return by the names in `topics` those configs, with their values, that have another value in storage than in
+    memory. None at all for more than 16 topics, or if storage cannot be read, which is logged.
+    """
     if len(topics) > _MOST_REFRESHED:
         return {}
     try:
@@ -148,8 +155,8 @@ def _as_held(row: ConfigRow, value: str) -> ConfigRow:
 
 
 def _check_right(ctx: Context, operation: AclOperation, kind: int, name: str) -> None:
-    """Raise the error if the client lacks the right: to the topic or the group, for all other resources to the
-    cluster.
+    """Raise PeerError if the client lacks the right to do this operation: on the topic or the group `name`, for all
+    other kinds of resources on the cluster. A denial is audited.
     """
     resource = {Resource.TOPIC: ResourceType.TOPIC, Resource.GROUP: ResourceType.GROUP}.get(
         Resource(kind), ResourceType.CLUSTER
@@ -188,7 +195,9 @@ def _describe(gw: Gateway, ctx: Context, kind: int, name: str) -> Iterable[Confi
 
 
 def _topic(gw: Gateway, ctx: Context, name: str) -> TopicInfo:
-    """Return the topic whose configs are asked for, or raise the error. The right to them has been checked."""
+    """Return the topic whose configs are asked for; PeerError if there is none, or its name is not legal. The right to
+    it has been checked.
+    """
     topic = ctx.topic(name, None)
     if isinstance(topic, ErrorCode):
         gw.topics.check_name(name)
@@ -219,7 +228,9 @@ def _row(version: int, request: Message, row: ConfigRow) -> tuple[Any, ...]:
 
 
 async def alter_configs(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Answer AlterConfigs: replace the configs of each resource."""
+    """Answer AlterConfigs: replace the configs of each resource; one that the request does not name goes back to its
+    default.
+    """
 
     async def alter(resource: Any) -> None:
         _check_values(resource)
@@ -230,7 +241,7 @@ async def alter_configs(gw: Gateway, ctx: Context, request: Message) -> Response
 
 
 async def incremental_alter_configs(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Answer IncrementalAlterConfigs: change some of the configs of each resource."""
+    """Answer IncrementalAlterConfigs: set, delete, append to or subtract from some of the configs of each resource."""
 
     async def alter(resource: Any) -> None:
         for config in resource.configs:
@@ -255,7 +266,9 @@ async def incremental_alter_configs(gw: Gateway, ctx: Context, request: Message)
 
 
 def _audit(gw: Gateway, ctx: Context, resource: Any, failure: KopError | None = None) -> None:
-    """Write into the audit which configs of a resource were changed."""
+    """Write into the audit which configs of a resource a client has changed, or, with the `failure` of storage, may
+    have.
+    """
     if ctx.api_key == ALTER_CONFIGS:
         operation = "REPLACE CONFIGS"
         configs = [{"name": config.name, "value": config.value} for config in resource.configs]
@@ -270,7 +283,10 @@ def _audit(gw: Gateway, ctx: Context, resource: Any, failure: KopError | None = 
 
 
 async def _answer_each(gw: Gateway, ctx: Context, request: Message, alter: Callable[[Any], Any]) -> Response:
-    """Run `alter` for each resource, side by side; the response has a row for each."""
+    """Check the right to each resource of the request, then run `alter` for it, side by side; return the response,
+    which has a row for each with the KopError that this raised. Changes are written to the audit, unless the request
+    only validates.
+    """
     counts = Counter((resource.resource_type, resource.resource_name) for resource in request.resources)
     turns = Turns(_ALTERED_AT_ONCE)
 
@@ -323,8 +339,9 @@ async def _alter(
     *,
     validate_only: bool,
 ) -> None:
-    """Replace a resource's own configs by the result of `change` on them. `named` are those that the request is
-    about.
+    """Replace a resource's own configs by the result of `change` on them, or with `validate_only` only check it.
+    `named` are the configs that the request is about, which storage is given even if they have that value. PeerError if
+    the resource or the result is not possible.
     """
     name = resource.resource_name
     match resource.resource_type:
@@ -360,8 +377,8 @@ async def _alter(
 
 
 def _effective(gw: Gateway, resource: Any) -> Callable[[str], tuple[ConfigType, str]]:
-    """Return a function that gives the type and the effective value of a config, which APPEND and SUBTRACT start
-    from.
+    """Return a function that gives the type and the effective value, as text, of a config of the resource: what APPEND
+    and SUBTRACT start from if the resource has no value of its own.
     """
 
     def look_up(name: str) -> tuple[ConfigType, str]:
@@ -375,7 +392,9 @@ def _effective(gw: Gateway, resource: Any) -> Callable[[str], tuple[ConfigType, 
 
 
 def _apply(wanted: dict[str, str], config: Any, effective: Callable[[str], tuple[ConfigType, str]]) -> None:
-    """Apply one operation of IncrementalAlterConfigs to a resource's own configs."""
+    """Apply one operation of IncrementalAlterConfigs to `wanted`, a resource's own configs, in place. PeerError
+    (INVALID_CONFIG) for APPEND or SUBTRACT if the config is no list.
+    """
     operation = Operation(config.config_operation)
     if operation == Operation.DELETE:
         wanted.pop(config.name, None)
@@ -453,8 +472,8 @@ def _alter_loggers(gw: Gateway, resource: Any, *, validate_only: bool) -> None:
 
 
 def list_config_resources(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Answer ListConfigResources with the names of those that can be described (KIP-1142). Version 0 asks for
-    CLIENT_METRICS: there are none.
+    """Answer ListConfigResources with the names and types of the resources whose configs can be described (KIP-1142).
+    Version 0 asks for CLIENT_METRICS alone: there are none.
     """
     if ctx.version == 0:
         return ctx.response(error_code=0, config_resources=[])

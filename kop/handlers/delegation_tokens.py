@@ -32,7 +32,9 @@ _ID_BYTES: Final = 16
 
 
 async def create_token(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Make a token, owned by the client itself or, if it has the right, by somebody else."""
+    """Answer CreateDelegationToken: make a token, owned by the client itself or, if it has the right, by somebody else;
+    return its id, its times and its HMAC, which is the secret.
+    """
     requester = ctx.conn.principal
     owner = requester
     if ctx.version >= 3 and request.owner_principal_name:
@@ -59,7 +61,9 @@ async def create_token(gw: Gateway, ctx: Context, request: Message) -> Response:
 
 
 async def renew_token(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Extend the life of a token."""
+    """Answer RenewDelegationToken: extend the life of the token with the HMAC in the request; return when it expires
+    now, in ms since the epoch.
+    """
     made: list[DelegationToken] = []
 
     def decide() -> Sequence[KeyValue]:
@@ -77,7 +81,9 @@ async def renew_token(gw: Gateway, ctx: Context, request: Message) -> Response:
 
 
 async def expire_token(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """End a token, at once or after a period."""
+    """Answer ExpireDelegationToken: end the token with the HMAC in the request, at once or after a period; return when
+    it ends, in ms since the epoch.
+    """
     made: list[DelegationToken] = []
     expires = ctx.now_ms
 
@@ -100,8 +106,9 @@ async def expire_token(gw: Gateway, ctx: Context, request: Message) -> Response:
 
 
 def describe_tokens(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Return the tokens, of some owners or of all, that the client may see: its own, those that it may renew, and those
-    for which it has a right to the token or to its owner.
+    """Return the tokens that the client may see: its own, those that it has asked for or may renew, and those for which
+    it has a right to the token or to its owner. If the request names owners, only tokens that one of them owns, has
+    asked for or may renew.
     """
     try:
         _check_client(ctx)
@@ -125,7 +132,9 @@ def describe_tokens(gw: Gateway, ctx: Context, request: Message) -> Response:
 
 
 def _check_client(ctx: Context) -> None:
-    """Raise PeerError if the client has not logged in, or has logged in by a token."""
+    """Raise PeerError if the client has not logged in, has logged in by a token, or is of its tenant's space by a claim
+    of its credentials, which those who bear the token would not have.
+    """
     conn = ctx.conn
     if conn.is_by_token or (conn.principal == ANONYMOUS and not conn.needed_login):
         raise PeerError(
@@ -148,7 +157,7 @@ def _check_enabled(gw: Gateway) -> None:
 
 
 def _check_owner(ctx: Context, request: Message, owner: str) -> None:
-    """Raise PeerError if the client may not make a token for somebody else."""
+    """Raise PeerError if the client may not make a token for `owner`, who is somebody else, or if that is no user."""
     if denied := ctx.user(owner, AclOperation.CREATE_TOKENS):
         raise PeerError(f"{owner}: CREATE_TOKENS is denied", denied)
     if request.owner_principal_type != USER:
@@ -200,8 +209,9 @@ async def _written(
     made: Sequence[DelegationToken],
     details: Callable[[DelegationToken], Mapping[str, object]],
 ) -> None:
-    """Write the records that `decide` returns, and the audit line; `made` has the token that it is about, which
-    `decide` puts there.
+    """Write the records that `decide` returns to the state topic, then a line to the audit, also if storage has failed,
+    which is raised. `made` has the token that the line is about, which `decide` puts there; `details` gives what the
+    line says of it.
     """
 
     def tell(failure: KopError | None = None) -> None:

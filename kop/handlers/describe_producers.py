@@ -40,8 +40,8 @@ _SLICE: Final = 500
 
 
 async def describe_producers(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Return the producers of each partition. NOT_LEADER_OR_FOLLOWER, after which clients try again, for partitions of
-    which another broker does not answer.
+    """Answer DescribeProducers with the producers of each partition, as all brokers know them. NOT_LEADER_OR_FOLLOWER,
+    after which clients try again, for all partitions if another broker does not answer.
     """
     others = [] if ctx.asking_broker() is not None else [id_ for id_ in gw.cluster.ids if id_ != gw.cluster.broker_id]
     answers = await asyncio.gather(*(_of_broker(gw, broker_id, request) for broker_id in others))
@@ -65,8 +65,8 @@ async def describe_producers(gw: Gateway, ctx: Context, request: Message) -> Res
 
 
 async def _coordinated(gw: Gateway) -> _Transactions | KopError:
-    """Return the open transactions that this broker coordinates, by partition, or the error; none if logs hold markers
-    and know their transactions themselves.
+    """Return the open transactions that this broker coordinates, by partition (name of the topic, index), or the error
+    while they are being loaded; none if logs hold markers and know their transactions themselves.
     """
     by_partition: dict[_Partition, list[Transaction]] = {}
     if gw.engine.promises.writes_markers:
@@ -170,8 +170,8 @@ def _row(
 def merged(*of_brokers: Iterable[ProducerView]) -> list[ProducerView]:
     """Return the producers of one partition, sorted by id, merged from the lists of several brokers.
 
-    Of several rows of a producer the newest counts: that with the newest epoch, and then that with the last batch. A
-    transaction begins at its first batch.
+    Of several rows of a producer the newest counts: that with the newest epoch, and then that with the last batch. Its
+    transaction begins at the lowest offset that a row with that epoch gives.
     """
     by_producer_id: dict[int, ProducerView] = {}
     for producers in of_brokers:

@@ -42,7 +42,9 @@ the ordinary way.
 
 
 def _nothing(frame: memoryview, arrived: float, loop_time: float, now_ms: int) -> None:
-    """Accept no request: its client has no writer, and need not even have logged in, so nothing is kept for it."""
+    """Return None for any request, so that it goes the ordinary way: its client has no writer, and need not even have
+    logged in, so nothing is kept for it.
+    """
 
 
 class _OfSpace:
@@ -56,7 +58,9 @@ class _OfSpace:
         self.ended = direct.ended
 
     def refusal(self, version: int, topic: str | bytes, partition: int, error: KopError) -> tuple[int, bytes]:
-        """Return the answer of `DirectProduce.refusal`, with the names that the client uses."""
+        """Return the error code and the encoded answer of a partition whose batch was not stored, as
+        `DirectProduce.refusal` does, with the names that the client uses in its text.
+        """
         stored = self._space.inward(topic) if isinstance(topic, str) else topic
         told = KopError(outward_text(error.message, self._space) or "", error.code)
         return self._direct.refusal(version, stored, partition, told)
@@ -85,7 +89,9 @@ class DirectProduce:
             metrics.before_scrape(self._count)
 
     def look(self) -> None:
-        """Forget all writers if a topic, a config or a right has changed. Called before requests are handled."""
+        """Forget all writers if a topic, a config or a right has changed since the last call. To be called before
+        requests are handled.
+        """
         versions = self._targets.versions
         if versions != self._versions:
             self._versions = versions
@@ -96,7 +102,9 @@ class DirectProduce:
                     del self._tables[who]
 
     def take_of(self, peer: Peer) -> TakeRequest:
-        """Return the function that handles Produce requests of this client in compiled code, after `look`."""
+        """Return the function that handles Produce requests of this client in compiled code; for a client without a
+        writer it takes none. It is good until the next `look`.
+        """
         table = self._tables.get(self._access.who(peer))
         return _nothing if table is None else table.take
 

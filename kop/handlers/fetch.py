@@ -115,7 +115,9 @@ class _Response:
     """
 
     def room(self, wanted: FetchPartition) -> int:
-        """Return the number of bytes that the records of this partition may take in the response."""
+        """Return the number of bytes that the records of this partition may take in the response: what is left of the
+        partition's limit and of the whole answer's.
+        """
         return max(0, min(wanted.max_bytes, self.budget - self.size))
 
     @property
@@ -166,7 +168,9 @@ class _Fetch:
         return [partition.wanted for partition in self.session.partitions.values()]
 
     def enough(self, response: _Response) -> bool:
-        """Return true if the response has enough bytes, or an error, so that it goes out without waiting."""
+        """Return true if the response is to go out now: it has the bytes that the request waits for, or an error, or
+        the request does not wait for records and no read from storage is missing.
+        """
         if response.failed or response.missing == len(response.answers):
             return True
         size = response.size - response.empty
@@ -177,8 +181,8 @@ class _Fetch:
     # --- looking
 
     def look(self, *, read: bool) -> _Response:
-        """Collect a response out of memory and the results of reads from storage. With `read`, reads are begun for what
-        is missing.
+        """Collect a response out of memory and the results of reads from storage that have ended. With `read`, reads
+        are begun for what is missing; such partitions are counted as unread.
         """
         response = _Response(self.budget, reading=read)
         looked_at: set[PartitionLog] = set()
@@ -208,9 +212,9 @@ class _Fetch:
         self, response: _Response, wanted: FetchPartition, partition_log: PartitionLog, end: int | None
     ) -> ReadResult | None:
         """Return the batches of a partition that memory holds, none if the response has no room left; None if storage
-        has to be read.
+        has to be read, or has been, with a result that this Fetch should use.
 
-        `end` is the offset at which open transactions begin, if the Fetch may only read up to it.
+        `end` is the offset at which open transactions begin, if the Fetch may only read up to it; else None.
         """
         if not partition_log.attached or self._was_read(wanted, partition_log):
             return None
@@ -225,8 +229,8 @@ class _Fetch:
         return result if end is None or result is None else stable_part(result, end)
 
     def _was_read(self, wanted: FetchPartition, partition_log: PartitionLog) -> bool:
-        """Return true if a read from storage has ended whose result this Fetch should use, rather than the batches in
-        memory.
+        """Return true if a read of this partition from storage has ended whose result this Fetch should use, rather
+        than the batches in memory.
         """
         read = self.reads.find(partition_log, wanted.fetch_offset, self.of_entries) if len(self.reads) else None
         return read is not None and read.result is not None
@@ -234,8 +238,11 @@ class _Fetch:
     def _from_storage(
         self, response: _Response, wanted: FetchPartition, partition_log: PartitionLog, end: int | None, read: bool
     ) -> ReadResult | None:
-        """Return the batches of a partition that a read from storage has brought; None while there is none or it goes
-        on. `end` is as in `_cached`.
+        """Return the batches of a partition that a read from storage has brought, none if they do not fit; None while
+        there is no such read or it goes on. With `read` one is begun if there is none. Raise the KopError that the read
+        ended with.
+
+        `end` is the offset at which open transactions begin, if the Fetch may only read up to it; else None.
         """
         reads = self.reads
         offset = wanted.fetch_offset
@@ -260,14 +267,16 @@ class _Fetch:
         return result
 
     def read_ahead(self, response: _Response) -> None:
-        """Begin reads from storage for what the answer lacks because it does not wait: the client's next Fetch takes
-        their results.
+        """Begin reads from storage, unless this response began them, for the partitions that it lacks because it does
+        not wait for them: the client's next Fetch takes their results.
         """
         if response.unread and not response.reading:
             self.look(read=True)
 
     def _log(self, response: _Response, wanted: FetchPartition) -> PartitionLog | None:
-        """Return the partition's log; None if it has none, after an error was put into the response."""
+        """Return the partition's log; None if it has none, or the client may not read it, after that error was put into
+        the response.
+        """
         if wanted.topic != response.looked_up:  # the partitions of a topic stand together
             response.looked_up = wanted.topic
             response.topic = self._topic(wanted.topic)
@@ -286,7 +295,9 @@ class _Fetch:
         return None
 
     def _topic(self, name_or_id: str | UUID) -> TopicInfo | ErrorCode:
-        """Return the topic, or the error for which the client gets none of its records."""
+        """Return the topic, or the error for which the client gets none of its records: not authorized, no such topic,
+        or NOT_LEADER_OR_FOLLOWER for a client that says it is a replica.
+        """
         ctx = self.ctx
         if self.call.replica_id < 0:
             return ctx.topic(name_or_id, AclOperation.READ)
@@ -296,8 +307,9 @@ class _Fetch:
         return topic if isinstance(topic, ErrorCode) else ErrorCode.NOT_LEADER_OR_FOLLOWER
 
     def _unknown(self, wanted: FetchPartition) -> ErrorCode:
-        """Return the error for a topic id that does not exist. A session knows the name that the id had, as in
-        Kafka.
+        """Return the error for a partition whose topic or log does not exist: UNKNOWN_TOPIC_ID for an id that the
+        request's session does not know. Of an id that it knows it also knows the name, as in Kafka:
+        INCONSISTENT_TOPIC_ID if another topic has that now, else UNKNOWN_TOPIC_OR_PARTITION, as for a name.
         """
         if not isinstance(wanted.topic, UUID):
             topic = self.ctx.topic(wanted.topic, None)
@@ -392,7 +404,10 @@ class _Fetch:
     # --- answering
 
     def frame(self, response: _Response) -> Frame:
-        """Return the encoded answer; in a session it holds only what the client does not know yet."""
+        """Return the encoded answer; in a session it holds only what the client does not know yet. If the client has
+        taken more than its quota, the answer is empty and nothing is taken. Else its bytes are counted, the results of
+        reads that it has are dropped, and reads of what it lacks begin.
+        """
         meter = self.ctx.meter
         if meter is not None and not meter.consume(response.size):
             return _held(self.ctx, self.call, self.session)
@@ -434,14 +449,16 @@ class _Fetch:
     # --- waiting
 
     async def read_and_wait(self) -> Frame:
-        """Begin reads from storage, and wait as `wait` does. The pipeline calls this once there is memory for the
-        reads.
+        """Begin reads from storage, and return the encoded answer: as soon as it is enough, or after max_wait_ms, which
+        is taken for 0.5 s at least if a read goes on. The pipeline calls this once there is memory for the reads.
         """
         response = self.look(read=True)
         return self.frame(response) if self.enough(response) else await WaitingFetch(self, response.unread > 0).answered
 
     def wait(self) -> asyncio.Future[Frame]:
-        """Return an answer that is given when a log's news make it enough, or when max_wait_ms is over."""
+        """Return a future of the encoded answer, which is given as soon as news of a log or of a read make it enough,
+        or after max_wait_ms.
+        """
         return WaitingFetch(self, reads=False).answered
 
 
@@ -453,7 +470,9 @@ class WaitingFetch:
     __slots__ = ("answered", "deadline", "due", "fetch", "looked", "looking", "loop", "pause", "timer", "undo")
 
     def __init__(self, fetch: _Fetch, reads: bool) -> None:
-        """Wait for max_wait_ms; with `reads`, for at least `_READ_SECONDS`, so that storage has time to answer."""
+        """Wait for max_wait_ms from now on; with `reads` for at least 0.5 s, so that storage has time to answer. The
+        future `answered` has the encoded answer then.
+        """
         self.fetch = fetch
         self.loop = asyncio.get_running_loop()
         self.answered: asyncio.Future[Frame] = self.loop.create_future()
@@ -475,8 +494,8 @@ class WaitingFetch:
         self.timer = self._set_timer()
 
     def poke(self) -> None:
-        """Look at the partitions again soon, because a log or a read has news: one look for all news until the pause is
-        over.
+        """Look at the partitions again soon, because a log or a read has news: 20 microseconds for each partition after
+        the last look, or at once if that is over. All news until then lead to one look.
         """
         if self.looking is None and not self.answered.done():
             self.looking = self.loop.call_at(self.looked + self.pause, self._look_at_news)
@@ -524,7 +543,9 @@ class WaitingFetch:
 
 
 def fetch(gw: Gateway, ctx: Context, call: FetchCall) -> Frame | Later:
-    """Answer a Fetch from memory at once, or later: by reading from storage, or by waiting for records."""
+    """Answer a Fetch from memory at once if there is enough, or later: by reading from storage, or by waiting for
+    records.
+    """
     committed = reads_committed(call.isolation_level)
     held = ctx.meter is not None and ctx.meter.room() == 0
     if held and call.session_epoch == 0:
@@ -548,13 +569,17 @@ def fetch(gw: Gateway, ctx: Context, call: FetchCall) -> Frame | Later:
 
 
 def _held(ctx: Context, call: FetchCall, session: FetchSession | None) -> Frame:
-    """Return the empty answer to a client that is held for what it took before (KIP-219)."""
+    """Return the empty answer, with the id of the session if it goes on, to a client that is held for what it took
+    before (KIP-219).
+    """
     session_id = session.session_id if session is not None and call.session_epoch > 0 else 0
     return encode_response(ctx.correlation_id, ctx.version, (), session_id=session_id)
 
 
 def _keep_names(ctx: Context, session: FetchSession, call: FetchCall) -> None:
-    """Keep in the session the names that the topic ids of a request stand for now."""
+    """Keep in the session, for the partitions that a request names by topic id, the names that these ids
+    stand for now.
+    """
     for wanted in call.partitions:
         if not isinstance(wanted.topic, UUID) or isinstance(topic := ctx.topic(wanted.topic, None), ErrorCode):
             continue

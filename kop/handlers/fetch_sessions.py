@@ -42,7 +42,8 @@ class SessionPartition:
         self.log_start_offset = -1
 
     def news(self, answer: FetchPartitionAnswer) -> bool:
-        """Return true if the answer has something that the client does not know yet, and remember it as known.
+        """Return true if the answer of this partition has records, an error, or log ends that the client does not know
+        yet; the ends count as known to it from now on.
 
         An answer of a partition that is not read yet (no error, no high watermark) has nothing new.
         """
@@ -76,7 +77,9 @@ class FetchSession:
         self.partitions: dict[Key, SessionPartition] = {}
 
     def update(self, call: FetchCall) -> None:
-        """Apply the partitions that a request adds, changes or removes."""
+        """Apply a request to the session's partitions: those that it names are added or changed, those that it forgets
+        are removed.
+        """
         for wanted in call.partitions:
             key = (wanted.topic, wanted.partition)
             known = self.partitions.get(key)
@@ -88,7 +91,9 @@ class FetchSession:
             self.partitions.pop(key, None)
 
     def rotate(self, served: list[Key]) -> None:
-        """Put the partitions that gave records last, so that the others come first next time."""
+        """Put the partitions `served`, which gave records, behind all others of the session, so that those come first
+        next time.
+        """
         for key in served:
             partition = self.partitions.pop(key, None)
             if partition is not None:
@@ -107,11 +112,14 @@ class FetchSessions:
         return len(self._sessions)
 
     def resolve(self, call: FetchCall, *, by_id: bool, now_ms: int, owner: str) -> FetchSession | None:
-        """Return the session that a request belongs to, updated by it; None for a fetch without one.
+        """Return the session that a Fetch belongs to, updated by it and with its next epoch; None for a Fetch without
+        one. `owner` names the client, `by_id` is true if it goes by topic ids.
 
-        A session that loses its last partition ends, and the answer says so by the session id 0.
-        FETCH_SESSION_ID_NOT_FOUND if it was evicted or is another client's, INVALID_FETCH_SESSION_EPOCH if
-        requests got lost, FETCH_SESSION_TOPIC_ID_ERROR if names and ids are mixed in one session.
+        Epoch 0 ends the client's session of that id and begins a new one; None if the Fetch names no partition, or
+        there is no room and no session was unused for two minutes. Epoch -1 only ends it. A session that loses its last
+        partition ends, too, and the answer says so by the session id 0. PeerError: FETCH_SESSION_ID_NOT_FOUND if it was
+        evicted or is another client's, INVALID_FETCH_SESSION_EPOCH if requests got lost, FETCH_SESSION_TOPIC_ID_ERROR
+        if names and ids are mixed in one session.
         """
         if call.session_epoch in (_INITIAL_EPOCH, _FINAL_EPOCH):
             if call.session_id != _INVALID_SESSION_ID and self._of(call, owner) is not None:

@@ -100,7 +100,9 @@ class Gateway:
     """The APIs that are served, by key (`handlers.registry`)."""
 
     def __post_init__(self) -> None:
-        """Make the parts that are made of the other ones."""
+        """Make the parts that are made of the other ones, such as the access control with the authorizer that the
+        settings ask for. InternalError if Pulsar's grants are to decide and the store has none.
+        """
         security = self.security_settings
         self.super_users = frozenset(principals_of(security.super_users))
         self.access = AccessControl(self.topics, self.audit, self.super_users, has_tenants=security.has_tenants)
@@ -131,5 +133,5 @@ class Gateway:
         self.direct_produce = DirectProduce(self.access, self.produce_targets, self.metrics)
 
     async def close(self) -> None:
-        """End the work in the background that handlers have begun."""
+        """Stop the work in the background that handlers have begun: the making of topics that clients asked for."""
         await self.auto_creation.close()

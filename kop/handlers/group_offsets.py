@@ -47,7 +47,9 @@ _NO_OFFSET = OffsetCommitValue(-1)
 
 
 def offset_commit(gw: Gateway, ctx: Context, request: OffsetCommitCall) -> OffsetCommitAnswer | Later:
-    """Answer OffsetCommit when the offsets are durable, after a check of the group, its member and the partitions."""
+    """Answer OffsetCommit when the offsets are durable, after a check of the rights, the group, its member and the
+    partitions; at once if there is nothing left to commit.
+    """
     version = ctx.version
     if refusal := ctx.group(request.group_id, AclOperation.READ):
         return _committed(request, [[refusal] * len(topic.partitions) for topic in request.topics])
@@ -98,10 +100,11 @@ def _committed(
 def existing_partitions(
     ctx: Context, request: Any, *, by_id: bool
 ) -> tuple[list[list[ErrorCode]], list[tuple[list[ErrorCode], int, TopicInfo, Any]]]:
-    """Return the errors of all partitions of a request that commits offsets, and the partitions that exist.
+    """Return the error codes of all partitions of a request that commits offsets, a list for each topic, and the
+    partitions that exist.
 
-    Each of these has the error NONE, and is given as the errors of its topic, its place there, its topic, and its row
-    in the request.
+    Each of these has the error NONE, and is given as the list of its topic's codes, its place in that list, its topic,
+    and its row in the request. With `by_id` the request names topics by id.
     """
     codes: list[list[ErrorCode]] = []
     good: list[tuple[list[ErrorCode], int, TopicInfo, Any]] = []
@@ -126,7 +129,9 @@ def is_too_large(metadata: str, limit: int) -> bool:
 
 
 def offset_fetch(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Answer OffsetFetch from memory: only durable offsets are there, and no other broker has written newer ones."""
+    """Answer OffsetFetch with the committed offsets, from memory: only durable ones are there, and the pipeline has
+    made sure that no other broker has written newer ones. Offset -1 stands for a partition without one.
+    """
     stable = ctx.version >= 7 and request.require_stable
     if ctx.version >= 8:
         rows = []
@@ -149,8 +154,9 @@ def _refusal(gw: Gateway, ctx: Context, group_id: str) -> ErrorCode:
 def _fetched(
     gw: Gateway, ctx: Context, group_id: str, wanted_topics: Any, error: ErrorCode, stable: bool
 ) -> list[dict[str, Any]]:
-    """Return the answer's rows for one group. `error` is put into every partition, since version 1 has no other field
-    for it.
+    """Return the answer's rows for one group; `wanted_topics` of None asks for all that it has committed. `error` is
+    put into every partition, since version 1 has no other field for it. With `stable`, offsets that a transaction may
+    still change are UNSTABLE_OFFSET_COMMIT. BackendError if it cannot be decided which topics the client may see.
     """
     offsets = None if error else gw.groups.offsets(group_id)
 
@@ -200,7 +206,9 @@ def _fetched(
 
 
 async def offset_delete(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Answer OffsetDelete: delete committed offsets of topics that the group does not subscribe to."""
+    """Answer OffsetDelete: delete the group's committed offsets of the partitions named; topics to which it subscribes
+    keep theirs, and have that error.
+    """
     if not request.group_id:
         return ctx.response(error_code=ErrorCode.INVALID_GROUP_ID, topics=[])
     errors: dict[tuple[str, int], ErrorCode] = {}

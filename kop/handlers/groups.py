@@ -59,8 +59,9 @@ _DEAD = "Dead"
 
 
 def find_coordinator(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
-    """Answer FindCoordinator with the broker that coordinates each key; this broker if the topic of the coordinators'
-    state is not known yet.
+    """Answer FindCoordinator with the broker that coordinates each key, a group or a transactional id. For a group it
+    is this broker if the topic of the groups' state is not known yet; for a transactional id the answer waits for that
+    topic.
     """
     key_type = _key_type(request)
     if key_type == _TRANSACTION and not gw.transactions.state_log.partitions:
@@ -110,7 +111,9 @@ def _coordinators(gw: Gateway, ctx: Context, request: Any, error: ErrorCode) -> 
 
 
 def _coordinator(gw: Gateway, ctx: Context, key_type: int, key: str) -> tuple[int, str, int] | None:
-    """Return id, host and port of the coordinator; None if it does not have the client's listener."""
+    """Return id, host and port of the broker that coordinates the key; None if that broker does not have the client's
+    listener.
+    """
     place = (gw.groups if key_type == _GROUP else gw.transactions).coordinator_of(key)
     broker_id = gw.cluster.broker_id if place is None else gw.cluster.leader(*place)
     address = gw.cluster.address(broker_id, ctx.conn.broker_address, ctx.conn.listener)
@@ -118,7 +121,7 @@ def _coordinator(gw: Gateway, ctx: Context, key_type: int, key: str) -> tuple[in
 
 
 def join_group(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
-    """Answer JoinGroup once the group's next generation begins."""
+    """Answer JoinGroup once the group's next generation begins, or at once with an error."""
     version = ctx.version
     result = gw.groups.join(
         request.group_id,
@@ -156,7 +159,9 @@ def join_group(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
 
 
 def sync_group(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
-    """Answer SyncGroup: store the leader's assignment, and give each member its part once it is durable."""
+    """Answer SyncGroup: store the assignment that the leader sends, and give each member its part once that
+    is durable.
+    """
     version = ctx.version
 
     def synced(result: SyncResult) -> Response:
@@ -287,7 +292,7 @@ def list_groups(gw: Gateway, ctx: Context, request: Any) -> Response:
 
 
 async def delete_groups(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Answer DeleteGroups: delete each group that is named and empty; one that is named twice is answered once."""
+    """Answer DeleteGroups: delete each named group if it is empty; one that is named twice is answered once."""
     answers = {
         group_id: ctx.group(group_id, AclOperation.DELETE) or gw.groups.delete(group_id)
         for group_id in dict.fromkeys(request.groups_names)

@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 async def all_in_time(
     questions: Sequence[Callable[[], Awaitable[T]]], *, at_once: int, what: str, then: str
 ) -> list[T | None]:
-    """Return the answers in the order of the questions; None for those that did not come within `ANSWER_SECONDS`.
+    """Call the questions side by side, and return their answers in the order of the questions; None for those that did
+    not come within 20 s, which is logged.
 
     `at_once` questions are under way at a time; one without an answer for a second no longer counts (`Turns`). For the
     log, `what` names what was asked for, and `then` says what happens to the partitions without an answer.

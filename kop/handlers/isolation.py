@@ -18,19 +18,23 @@ _READ_COMMITTED: Final = 1
 
 
 def reads_committed(isolation_level: int) -> bool:
-    """Return true if the isolation level asks for committed records alone. INVALID_REQUEST for an unknown level."""
+    """Return true if the isolation level asks for committed records alone. PeerError (INVALID_REQUEST) for an unknown
+    level.
+    """
     if isolation_level not in (_READ_UNCOMMITTED, _READ_COMMITTED):
         raise PeerError(f"there is no isolation level {isolation_level}")
     return isolation_level == _READ_COMMITTED
 
 
 def is_open(partition_log: PartitionLog, offset: int) -> bool:
-    """Return true if an offset lies at or behind the first record of a transaction that has not ended."""
+    """Return true if an offset lies at or behind the first record of a transaction that has not ended, and before the
+    end of the log.
+    """
     return partition_log.last_stable_offset <= offset < partition_log.high_watermark
 
 
 def stable_part(result: ReadResult, last_stable_offset: int) -> ReadResult:
-    """Return the batches of a read that lie before the last stable offset, across which no batch lies."""
+    """Return a read without its batches from the last stable offset on. That offset never lies within a batch."""
     buffers = result.buffers
     count = bisect_left(buffers, last_stable_offset, key=base_offset_of)
     if count == len(buffers):
@@ -42,8 +46,8 @@ def aborted_in(partition_log: PartitionLog, result: ReadResult) -> list[tuple[in
     """Return producer id and first offset of each aborted transaction that has batches in this read: records, or the
     marker.
 
-    A transaction whose marker compaction has taken must be left out: readers would look for the marker in vain, and
-    take all that follows of its producer for aborted.
+    A transaction of which none is there, since compaction has taken them, is left out: readers would look for its
+    marker in vain, and take all that follows of its producer for aborted.
     """
     if not result.size:
         return []

@@ -68,7 +68,8 @@ log = logging.getLogger(__name__)
 def list_offsets(gw: Gateway, ctx: Context, request: Any) -> Any:
     """Answer ListOffsets, each partition on its own; the same partition twice in one request is INVALID_REQUEST for it.
 
-    The end of a log that this broker alone writes is answered at once, without a task.
+    The start or end of a log that this broker alone writes is answered at once, without a task; all else after storage
+    was asked.
     """
     committed = reads_committed(request.isolation_level)
     known: dict[_Key, _Answer] = {}
@@ -144,8 +145,8 @@ async def _look_all_up(
 
 
 async def _all_in_time(look_ups: Sequence[Callable[[], Awaitable[_Answer]]], late_code: ErrorCode) -> list[_Answer]:
-    """Look offsets up in storage side by side; partitions whose offset is not known in time are answered with
-    `late_code`.
+    """Look offsets up in storage side by side, and return the answers in the order of `look_ups`; one that is not there
+    within 20 s is replaced by `late_code`.
     """
     answers = await all_in_time(look_ups, at_once=_AT_ONCE, what="offsets", then="clients ask again for these alone")
     return [(late_code, -1, -1) if answer is None else answer for answer in answers]
@@ -176,8 +177,8 @@ async def _look_up(
 
 
 def _bound(partition_log: PartitionLog, timestamp: int, committed: bool) -> tuple[int, int] | None:
-    """Return timestamp and offset for the start or end of a log as it is known in memory; None if `timestamp` asks for
-    something else.
+    """Return timestamp (-1) and offset of the start or end of a log as it is known in memory, of its stable part if
+    `committed`; None if `timestamp` asks for something else.
     """
     if timestamp == _LATEST:
         return -1, partition_log.last_stable_offset if committed else partition_log.high_watermark
@@ -231,8 +232,8 @@ async def _look_ends_up(
     unknown: Sequence[tuple[dict[str, Any], Callable[[], Awaitable[_Answer]]]],
 ) -> Response:
     """Fill in the rows for partitions whose end has to be asked of storage, and return the response. `unknown` pairs
-    each such row with the function that looks its end up; those that do not answer in time get an error after which
-    clients ask again.
+    each such row with the function that looks its end up; one that does not answer within 20 s gives an error after
+    which clients ask again.
     """
     late = ErrorCode.OFFSET_NOT_AVAILABLE if ctx.version >= 3 else ErrorCode.LEADER_NOT_AVAILABLE
     answers = await _all_in_time([look_up for _, look_up in unknown], late)

@@ -54,7 +54,9 @@ place.
 
 
 def metadata(gw: Gateway, ctx: Context, body: memoryview) -> Any:
-    """Answer from the cache if the same was asked before, else look up, and make missing topics if that is allowed."""
+    """Answer from the cache if the same was asked before and nothing has changed since; else look topics up, and make
+    those that are missing if that is allowed.
+    """
     key = (ctx.access.who(ctx.conn), ctx.version, ctx.conn.listener, ctx.conn.broker_address, bytes(body))
     version = (gw.topics.version, gw.cluster.version, ctx.access.version)
     kept = gw.metadata_cache.get(version, key)
@@ -81,7 +83,9 @@ def metadata(gw: Gateway, ctx: Context, body: memoryview) -> Any:
 
 
 def _is_kept(gw: Gateway, ctx: Context, request: Any, response: Response) -> bool:
-    """Return true if the answer may be kept: no decision in it has to be audited when the same is asked again."""
+    """Return true if the answer may be kept in the cache. It may not if the same request has to be decided and audited
+    anew, or if it is about topics of other namespaces that are missing or listed, since no version shows their changes.
+    """
     # Of other namespaces no version would show that a topic was made, or a right to it given.
     if ctx.conn.space.prefix and gw.topics.has_namespaces and _asks_for_all(ctx, request):
         return False
@@ -121,7 +125,9 @@ def _asks_for_all(ctx: Context, request: Any) -> bool:
 
 
 def _is_listed(gw: Gateway, ctx: Context, request: Any) -> bool:
-    """Return true if the topics of the client's space are all known, as far as the request asks for them."""
+    """Return true if the request does not ask for all topics, or all topics of the client's space are known, so that
+    storage need not list them first.
+    """
     return not _asks_for_all(ctx, request) or gw.topics.is_listed(ctx.conn.space.prefix)
 
 
@@ -155,7 +161,9 @@ def _to_find(ctx: Context, request: Any) -> Sequence[str]:
 
 
 def _to_create(gw: Gateway, ctx: Context, request: Any) -> list[str]:
-    """Return those topics of the request that do not exist and that the client may have made."""
+    """Return the names in the request that no topic has and by which a topic is to be made: the settings and the
+    request allow it, the client may see the name, and it is legal. The right to make it is not looked at here.
+    """
     if not gw.settings.auto_create_topics_enable or not request.topics:
         return []
     if ctx.version >= 4 and not request.allow_auto_topic_creation:
@@ -194,7 +202,9 @@ async def _found_and_made(gw: Gateway, ctx: Context, request: Any, making: InMak
 
 
 async def _answer_with_pauses(gw: Gateway, ctx: Context, body: bytes) -> Frame:
-    """Answer a Metadata request that names thousands of topics, a part of them at a time."""
+    """Answer a Metadata request that names thousands of topics, 200 of them at a time, with other work of the event
+    loop between; the result is the whole frame.
+    """
     request = await asyncio.to_thread(_decoded, ctx, memoryview(body))
     if _asks_for_ids_too_early(ctx.version, request):
         return _framed(ctx.correlation_id, _encoded(ctx, _refusal(ctx, request)))
@@ -239,7 +249,9 @@ def _is_hidden(code: int) -> bool:
 
 
 def _row(version: int, row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a topic as a tuple in the field order of `version`, which is encoded fast."""
+    """Return a topic as a tuple in the field order of `version`, which is encoded fast. `row` has error code, name, id,
+    True if it is internal, partitions, and the client's operations.
+    """
     code, name, topic_id, internal, partitions, operations = row
     fields: list[Any] = [code, name]
     if version >= 10:
@@ -255,7 +267,9 @@ def _row(version: int, row: tuple[Any, ...]) -> tuple[Any, ...]:
 def _topics(
     gw: Gateway, ctx: Context, request: Any, failed: dict[str, ErrorCode]
 ) -> Iterable[tuple[int, str | None, UUID | None, bool, list[tuple[Any, ...]]]]:
-    """Yield for each topic of the request its error code, name, id, True if it is internal, and its partitions."""
+    """Yield for each topic of the request its error code, name, id, True if it is internal, and its partitions.
+    `failed` has the errors of topics that could not be made, by name.
+    """
     version, wanted = ctx.version, request.topics
     if _asks_for_all(ctx, request):
         for topic in ctx.visible(ctx.listed()):
@@ -277,7 +291,9 @@ def _topics(
 
 
 def _missing(ctx: Context, name: str, code: ErrorCode) -> ErrorCode:
-    """Return the error for a name that no topic has, or that the client may not see."""
+    """Return the error for a name that no topic has, or that the client may not see: INVALID_TOPIC_EXCEPTION instead of
+    `code` if the client may know that there is none, and the name is not legal.
+    """
     if is_refusal(code) or ctx.is_legal(name):
         return code
     return ErrorCode.INVALID_TOPIC_EXCEPTION
@@ -295,8 +311,8 @@ def _partitions(gw: Gateway, ctx: Context, topic: TopicInfo) -> list[tuple[Any, 
 
 
 def describe_topic_partitions(gw: Gateway, ctx: Context, request: Any) -> Any:
-    """Answer DescribeTopicPartitions: topics in the order of their names, up to the partition limit; the cursor in the
-    answer names the first partition left out (KIP-966).
+    """Answer DescribeTopicPartitions: topics in the order of their names, up to the request's limit of partitions,
+    which is 2,000 at most; the cursor in the answer names the first partition left out (KIP-966).
 
     A cursor before the first partition, or at a topic that the request does not name, is INVALID_REQUEST.
     """

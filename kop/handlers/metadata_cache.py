@@ -26,8 +26,8 @@ class MetadataCache:
         self._bytes = 0
 
     def get(self, version: Hashable, key: tuple[Any, ...]) -> bytes | None:
-        """Return the answer kept for `key`; None if there is none, or if topics, brokers or rights have changed since:
-        `version` is another one.
+        """Return the answer kept for `key`, None if there is none. If topics, brokers or rights have changed since the
+        last call, so that `version` is another one, all answers are dropped.
         """
         if version != self._version:
             self._answers.clear()
@@ -36,7 +36,9 @@ class MetadataCache:
         return self._answers.get(key)
 
     def put(self, version: Hashable, key: tuple[Any, ...], answer: bytes) -> None:
-        """Keep an answer; the oldest go when there are too many."""
+        """Keep an answer, unless `version` is not that of the last `get`, or it is larger than 4 MiB. The oldest go if
+        there are more than 256 answers, or 16 MiB of them.
+        """
         if version != self._version or len(answer) > _LARGEST or key in self._answers:
             return
         self._answers[key] = answer

@@ -132,8 +132,8 @@ class ProduceAnswer(Answer):
         """
 
     def reserve(self, size: int) -> None:
-        """Count bytes to which a batch will be decompressed; BackendError if the request's batches decompress to too
-        much.
+        """Count bytes to which a batch will be decompressed; a negative `size` gives back what it did not need.
+        BackendError, logged once for the request, if its batches have reached 256 MiB.
         """
         if self.room > 0 or size < 0:
             self.room -= size
@@ -148,14 +148,18 @@ class ProduceAnswer(Answer):
         raise BackendError(f"the batches of one request decompress to more than {MOST_DECOMPRESSED >> 20} MiB")
 
     def refused(self, place: int, answer: ProducePartitionAnswer) -> None:
-        """Put an error into the answer of a partition."""
+        """Put an error into the answer of the partition that is at `place` among all of the request, and note it for
+        the metrics.
+        """
         self.errors.add(ErrorCode(answer.error_code))
         if answer.message and (space := self.ctx.conn.space).prefix:
             answer = answer._replace(message=outward_text(answer.message, space))
         self.rows[place] = encode_partition(self.ctx.version, answer)
 
     def appended(self, place: int, result: AppendResult) -> None:
-        """Put the offset at which a batch was stored into the answer, which goes out once all appends have ended."""
+        """Put the offset at which a batch was stored into the answer of its partition, which is at `place` among all of
+        the request. The answer goes out once all appends have ended.
+        """
         partition = _INT32.unpack_from(self.rows[place])[0]
         self.rows[place] = appended_row(
             self.ctx.version, partition, result.base_offset, result.log_append_time, result.log_start_offset
@@ -166,7 +170,9 @@ class ProduceAnswer(Answer):
             self.finish()
 
     def append_failed(self, place: int, error: KopError) -> None:
-        """Put the error of a batch that was not stored into the answer, which goes out once all appends have ended."""
+        """Put the error of a batch that was not stored, or may not have been, into the answer of its partition, which
+        is at `place` among all of the request. The answer goes out once all appends have ended.
+        """
         partition = _INT32.unpack_from(self.rows[place])[0]
         self.refused(place, refused_by_log(self.gw.produce_targets, self._topic_at(place), partition, error))
         self.unanswered -= 1
@@ -181,7 +187,9 @@ class ProduceAnswer(Answer):
         raise IndexError(place)
 
     def finish(self) -> None:
-        """Give the answer to the connection, because all appends have ended."""
+        """Give the answer to the connection, because all appends have ended; if the client expects none and a batch has
+        failed, close the connection instead.
+        """
         try:
             frame = self.encoded()
         except FrameError as error:
@@ -190,8 +198,8 @@ class ProduceAnswer(Answer):
             self.give(frame)
 
     def encoded(self) -> Frame | None:
-        """Return the encoded answer; None if the client expects none. FrameError if an error with acks=0 has to close
-        the connection.
+        """Return the encoded answer, and count its errors; None if the client expects none (acks=0). FrameError if an
+        error with acks=0 has to close the connection.
         """
         for code in self.errors:
             self.gw.metrics.errors.labels("Produce", code.name).inc()
@@ -214,7 +222,9 @@ class ProduceAnswer(Answer):
 
 
 def produce(gw: Gateway, ctx: Context, body: memoryview) -> Frame | ProduceAnswer | None:
-    """Answer Produce: check each partition's batch, hand it to its log, and answer when all are durable."""
+    """Answer Produce: check each partition's batch, hand it to its log, and answer when all are durable. Batches of
+    transactions that this broker has not verified wait for their coordinator first.
+    """
     walks = not gw.engine.promises.checks_records
     transactional_id, acks, _, transactional, topics = read(body, ctx.version, walks=walks, copies=not ctx.owned)
     if (space := ctx.conn.space).prefix:
@@ -250,9 +260,10 @@ def _submit_all(
     errors: Mapping[_Stored, ErrorCode],
     known: Container[_Stored] | None = None,
 ) -> None:
-    """Hand the batches to their logs. `refusal` is an error of all of them, `errors` has those of single partitions.
+    """Hand the batches to their logs, or put the error for which one is refused into the answer. `refusal` is an error
+    of all of them, `errors` has those of single partitions, by topic id and index.
 
-    `known`: the partitions that existed when the request came, if it has waited since.
+    `known`: the partitions that existed when the request came, if it has waited since; others are refused.
     """
     gw, rows = answer.gw, answer.rows
     peer = answer.ctx.conn
@@ -333,7 +344,7 @@ def _transactional_producers(gw: Gateway, ctx: Context, topics: list[ReadTopic])
 
 
 def _kept(topics: list[ReadTopic]) -> list[ReadTopic]:
-    """Return the batches as copies, because the shared receive buffer that they lie in is used again."""
+    """Return the batches of the topics as copies, because the shared receive buffer that they lie in is used again."""
     return [(name_or_id, [_kept_batch(batch) for batch in batches]) for name_or_id, batches in topics]
 
 
@@ -351,7 +362,8 @@ async def _verify_and_submit(
     turn: AbstractAsyncContextManager[None],
 ) -> None:
     """Ask the transaction coordinator to verify, or to add, the partitions; then hand the batches to their logs, in the
-    order of the producer's requests.
+    order of the producer's requests, which `turn` keeps. Partitions that it refuses get its error. The answer is given
+    at the end of all appends.
     """
     gw, version = answer.gw, answer.ctx.version
     (producer, logs), *others = producers.items()
@@ -387,7 +399,9 @@ async def _verify_and_submit(
 
 
 def _error_of_verification(code: ErrorCode, version: int) -> ErrorCode:
-    """Return the error of Produce for an error of the transaction coordinator, as Kafka 4.3 translates it."""
+    """Return the error of a Produce of this version for an error of the transaction coordinator, as Kafka 4.3
+    translates it.
+    """
     if code is ErrorCode.PRODUCER_FENCED:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     if code is ErrorCode.TRANSACTION_ABORTABLE:
@@ -400,7 +414,9 @@ def _error_of_verification(code: ErrorCode, version: int) -> ErrorCode:
 def _submit(
     answer: ProduceAnswer, rules: ProduceRules, partition_log: PartitionLog, batch: ReadBatch, place: int
 ) -> BatchHeader:
-    """Check a partition's batch and hand it to its log; return its header. KopError if the batch is refused before."""
+    """Check a partition's batch, count it in the metrics, and hand it to its log; return its header as it is stored.
+    KopError if the batch is refused before the log has it; later errors come to `answer` by its `place`.
+    """
     gw, ctx = answer.gw, answer.ctx
     _, records, fields, times = batch
     if records is None:
@@ -455,8 +471,8 @@ def _with_create_time(
 ) -> tuple[bytearray, BatchHeader]:
     """Return a batch of LogAppendTime, copied from another topic, as one of CreateTime, and its header.
 
-    As in Kafka its records have the batch's largest timestamp when that is judged, and their own ones then.
-    INVALID_TIMESTAMP on a LogAppendTime topic, and if there is no such timestamp.
+    As in Kafka the batch is judged as if all of its records had its largest timestamp; then they have their own ones.
+    PeerError (INVALID_TIMESTAMP) on a LogAppendTime topic, if the batch has no such timestamp, or if it is not allowed.
     """
     time, now_ms = header.max_timestamp, answer.ctx.now_ms
     if rules.log_append_time or time == NO_TIMESTAMP:
@@ -471,8 +487,8 @@ def _with_create_time(
 def _refuse_times(
     answer: ProduceAnswer, rules: ProduceRules, records: Buffer, header: BatchHeader, body: Buffer | None = None
 ) -> NoReturn:
-    """Raise INVALID_TIMESTAMP for a batch, with the records whose timestamps are not allowed. `body` is its records
-    without compression, if the caller has them.
+    """Raise INVALID_TIMESTAMP for a batch, naming the records whose timestamps are not allowed. `body` is its records
+    without compression, if the caller has them; else they are decompressed for that.
     """
     refuse_times(
         records,

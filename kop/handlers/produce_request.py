@@ -42,7 +42,7 @@ transaction, topics in their order.
 
 
 def read(body: memoryview, version: int, *, walks: bool, copies: bool) -> ReadProduce:
-    """Read the body of a Produce. DecodeError if it is malformed.
+    """Read the body of a Produce, and return its fields as plain tuples. DecodeError if it is malformed.
 
     With `walks` the records of uncompressed batches are checked, too. With `copies` the batches without an error come
     as copies, which may be kept and changed; all others are views into `body`.

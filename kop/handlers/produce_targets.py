@@ -58,8 +58,9 @@ class ProduceTargets:
         return self._topics.version, self._configs.version, self._access.version
 
     def current(self, peer: Peer) -> dict[str | bytes, ProduceTarget]:
-        """Return the targets of this client that were looked up already. Do not keep the result: the next change
-        replaces it.
+        """Return the targets that were looked up for clients with this one's rights, by name or id; none are kept if
+        each decision has to be audited. Do not keep the result: the next change of topics, configs or rights replaces
+        it.
         """
         if self._versions != (versions := self.versions):
             self._versions = versions
@@ -69,7 +70,9 @@ class ProduceTargets:
         return self._kept.setdefault(self._access.who(peer), {})
 
     def find(self, peer: Peer, name_or_id: str | bytes) -> ProduceTarget | ErrorCode:
-        """Look a topic up for this client and keep it; return the error if it cannot be produced to."""
+        """Look a topic up for this client and keep it for later requests; return the error if the client may not
+        produce to it, it does not exist, or is internal (INVALID_TOPIC_EXCEPTION).
+        """
         key = UUID(bytes=name_or_id) if isinstance(name_or_id, bytes) else name_or_id
         topic = self._access.topic(peer, key, AclOperation.WRITE)
         if isinstance(topic, ErrorCode):
@@ -100,7 +103,9 @@ def refused_partition(partition: int, error: KopError) -> ProducePartitionAnswer
 def refused_by_log(
     targets: ProduceTargets, name_or_id: str | bytes, partition: int, error: KopError
 ) -> ProducePartitionAnswer:
-    """Return the answer for a partition whose log did not store the batch, or does not know if it did."""
+    """Return the answer for a partition whose log did not store the batch, or does not know if it did. For
+    UNKNOWN_PRODUCER_ID it has the log start, without which Java's client sends the batch again and again.
+    """
     answer = refused_partition(partition, error)
     if error.code != ErrorCode.UNKNOWN_PRODUCER_ID:
         return answer

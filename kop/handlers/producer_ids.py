@@ -23,7 +23,9 @@ from kop.wire.transaction_state import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 
 
 async def init_producer_id(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Answer InitProducerId with the producer id and epoch that the producer uses from now on."""
+    """Answer InitProducerId with the producer id and epoch that the producer uses from now on: new ones without a
+    transactional id, else those that the transaction coordinator gives, which fences earlier instances.
+    """
     version = ctx.version
     expected = (request.producer_id, request.producer_epoch) if version >= 3 else (-1, -1)
     code, producer_id, epoch = _refusal(ctx, request.transactional_id), NO_PRODUCER_ID, NO_PRODUCER_EPOCH

@@ -57,7 +57,7 @@ _MODULES = (
 
 
 def build() -> dict[int, Api]:
-    """Return the served APIs by key. Two modules with the same key raise an error at the start."""
+    """Return the served APIs by API key. ValueError if two modules have the same key."""
     served: dict[int, Api] = {}
     for module in _MODULES:
         for api in module.APIS:

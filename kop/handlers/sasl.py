@@ -30,7 +30,9 @@ log = logging.getLogger(__name__)
 
 
 def sasl_handshake(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
-    """Answer SaslHandshake: begin a login by a mechanism."""
+    """Answer SaslHandshake: begin a login by a mechanism. If the listener does not have that, the answer comes after
+    the pause for failed logins, and the connection is closed behind it.
+    """
     conn = ctx.conn
     login = conn.login or conn.session
     if login is None or not login.may_begin(ctx.now_ms):
@@ -59,7 +61,9 @@ def sasl_handshake(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
 
 
 def sasl_authenticate(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
-    """Answer SaslAuthenticate: hand the client's next token to its login."""
+    """Answer SaslAuthenticate: hand the client's next token to its login. If the login fails, the connection is closed
+    behind the answer.
+    """
     login = ctx.conn.login
     if login is None:
         # Without a look at what came: it may be a password.
@@ -80,10 +84,11 @@ def sasl_authenticate(gw: Gateway, ctx: Context, request: Any) -> Response | Lat
 
 
 async def log_in(gw: Gateway, conn: ConnectionInfo, login: Login, token: bytes) -> bytes:
-    """Return the answer to a token, and set the client's identity once it has logged in.
+    """Return the answer to a token of the client's login, and set the client's identity in `conn` once it has logged
+    in.
 
-    AuthenticationError if the login has failed; it comes after a pause, so that guessing takes time and the time tells
-    nothing.
+    AuthenticationError if the login has failed, which is counted and audited; it comes after a pause
+    (`failure_seconds`), so that guessing takes time and the time tells nothing.
     """
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -121,7 +126,7 @@ def _answer(ctx: Context, code: ErrorCode, message: str | None, token: bytes, se
 
 
 def failure_seconds(gw: Gateway) -> float:
-    """Return the seconds for which the answer to a failed login is held back."""
+    """Return the seconds for which the answer to a failed login is held back, from when its request came."""
     return gw.settings.connection_failed_authentication_delay_ms / 1000
 
 

@@ -64,7 +64,9 @@ class _Change(NamedTuple):
 
 
 async def alter_credentials(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Set and delete credentials. The changes of one request that are allowed are made together, all or none."""
+    """Answer AlterUserScramCredentials: set and delete credentials. The changes of one request that are allowed are
+    made together, all or none; any other has its error in the answer.
+    """
     changes = [_Change(row.name, row.mechanism) for row in request.deletions]
     changes += [_Change(row.name, row.mechanism, row) for row in request.upsertions]
     errors: dict[str, KopError | None] = {change.name: None for change in changes}
@@ -83,7 +85,9 @@ async def alter_credentials(gw: Gateway, ctx: Context, request: Message) -> Resp
 
 
 async def _alter(gw: Gateway, ctx: Context, changes: Sequence[_Change], errors: dict[str, KopError | None]) -> None:
-    """Carry out changes, and note in `errors`, by the user's name, why one is not."""
+    """Carry out changes that the client has the right to, and write them to the audit. Note in `errors`, by the user's
+    name, the reason for which one is not made.
+    """
     for change in changes:
         if errors[change.name] is None:
             errors[change.name] = _refusal(ctx, change)
@@ -137,7 +141,7 @@ def _credential(mechanism: Mechanism, row: Any) -> ScramCredential:
 
 
 def _refusal(ctx: Context, change: _Change) -> KopError | None:
-    """Return why a change is not made, independently of which users exist; None if it may be made."""
+    """Return the error for which a change is not made, independently of which users exist; None if it may be made."""
     if not ctx.access.changes_user(ctx.conn, change.name):
         return PeerError(
             "Only a super user changes the credentials of a super user", ErrorCode.CLUSTER_AUTHORIZATION_FAILED

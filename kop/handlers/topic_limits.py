@@ -37,7 +37,10 @@ class TopicLimits:
         """The number of partitions that are being made."""
 
     def check_name(self, name: str) -> None:
-        """Raise TOPIC_ALREADY_EXISTS or INVALID_TOPIC_EXCEPTION if no topic of that name may be made."""
+        """Raise PeerError if no topic of that name may be made: TOPIC_ALREADY_EXISTS, or INVALID_TOPIC_EXCEPTION if it
+        is not legal, reserved, or differs from another topic's only in '.' and '_'; INVALID_REQUEST for Kafka's
+        metadata topic.
+        """
         if name == _METADATA_TOPIC:
             raise PeerError(f"Creation of internal topic {name} is prohibited.")
         if self._topics.get(name) is not None:
@@ -61,8 +64,8 @@ class TopicLimits:
         return InMaking(self)
 
     def take(self, partitions: int, name: str | None) -> None:
-        """Count partitions that are about to be made, those of a new topic if a name is given. POLICY_VIOLATION if
-        there would be too many.
+        """Count partitions that are about to be made, those of a new topic if a name is given. PeerError
+        (POLICY_VIOLATION) if there would be more than kop.max.partitions in all.
 
         Called by `InMaking`, which gives all of them back at its end.
         """
@@ -99,8 +102,8 @@ class InMaking:
         self._partitions = 0
 
     def add(self, partitions: int, name: str | None = None) -> Callable[[], None]:
-        """Add a new topic's partitions, or without a name those of one that grows; POLICY_VIOLATION if they are too
-        many.
+        """Add a new topic's partitions, or without a name those by which one grows. PeerError (POLICY_VIOLATION) if
+        they are more than 10,000 in one request, or too many in all.
 
         They count until the returned function is called, because they are made or have failed, or until the `with`
         block ends.
@@ -118,11 +121,11 @@ class InMaking:
         return settle
 
     def __enter__(self) -> InMaking:
-        """Enter a block at whose end all that was added is given back."""
+        """Return this object, for a block at whose end all that was added is counted no more."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give back all that was added: nothing of the request is being made any more."""
+        """Stop counting all that was added and is not settled: nothing of the request is being made any more."""
         for settle in tuple(self._unsettled):
             settle()
 

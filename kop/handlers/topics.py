@@ -70,7 +70,9 @@ class _Plan:
 
 
 async def create_topics(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Answer CreateTopics: check each topic, make the valid ones, and answer in the order of the request."""
+    """Answer CreateTopics: check each topic, make the valid ones unless the request only validates, and answer in the
+    order of the request.
+    """
     counts = Counter(ctx.canonical_name(topic.name) for topic in request.topics)
     plans: dict[str, _Plan] = {}
     with gw.topic_limits.making() as making:
@@ -96,7 +98,9 @@ async def create_topics(gw: Gateway, ctx: Context, request: Message) -> Response
 
 
 def _partitions_of(gw: Gateway, wanted: Any) -> int:
-    """Return the number of partitions for a topic in CreateTopics."""
+    """Return the number of partitions that a topic in CreateTopics is to have: that of the request or of its
+    assignments, or num.partitions for -1. PeerError if it, the replication factor or an assignment is not possible.
+    """
     if wanted.assignments:
         if wanted.replication_factor != -1:
             raise PeerError("A manual partition assignment was specified, but replication factor was not set to -1.")
@@ -129,7 +133,7 @@ def _partitions_of(gw: Gateway, wanted: Any) -> int:
 
 
 def _check_replicas(gw: Gateway, brokers: Sequence[int]) -> None:
-    """Raise INVALID_REPLICA_ASSIGNMENT unless one partition's replicas are live brokers, each once."""
+    """Raise PeerError (INVALID_REPLICA_ASSIGNMENT) unless one partition's replicas are live brokers, each once."""
     reason = ""
     if not brokers:
         reason = "an empty replica list."
@@ -219,7 +223,9 @@ async def delete_topics(gw: Gateway, ctx: Context, request: Message) -> Response
 
 
 async def _resolve(gw: Gateway, ctx: Context, rows: list[_Deletion]) -> list[_Deletion]:
-    """Find the topics that a DeleteTopics names. Those that are named twice are refused, and answered once."""
+    """Find the topics that a DeleteTopics names, and return the rows to be answered: each with its topic, or refused
+    with the error. Those that are named twice are refused, and answered once.
+    """
     names = Counter(row.name for row in rows if row.topic_id is None)
     ids = Counter(row.topic_id for row in rows if row.name is None)
     answer: dict[tuple[str | None, UUID | None], _Deletion] = {(row.name, row.topic_id): row for row in rows}
@@ -315,7 +321,9 @@ async def _delete(gw: Gateway, ctx: Context, row: _Deletion) -> None:
 
 
 async def create_partitions(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Answer CreatePartitions: raise the number of partitions of each topic."""
+    """Answer CreatePartitions: raise the number of partitions of each topic to the one in the request; with
+    validate_only it is only checked.
+    """
     counts = Counter(ctx.canonical_name(topic.name) for topic in request.topics)
     topics_by_name = {topic.name: topic for topic in request.topics}
     answers: dict[str, KopError | None] = {}
@@ -393,7 +401,9 @@ async def _grow(gw: Gateway, ctx: Context, topic: TopicInfo, count: int) -> KopE
 
 
 async def delete_records(gw: Gateway, ctx: Context, request: Message) -> Response:
-    """Answer DeleteRecords: move the log start of each partition, and answer the new one."""
+    """Answer DeleteRecords: delete the records of each partition before the offset in the request, and answer the log
+    start that it has then.
+    """
     offsets_by_topic: dict[str, dict[int, int]] = {}
     for topic in request.topics:
         offsets = offsets_by_topic.setdefault(topic.name, {})
@@ -407,7 +417,9 @@ async def delete_records(gw: Gateway, ctx: Context, request: Message) -> Respons
 
 
 async def _truncate(gw: Gateway, ctx: Context, name: str, index: int, offset: int) -> tuple[ErrorCode, int]:
-    """Delete the records of a partition before an offset; return the error, and the new low watermark or -1."""
+    """Delete the records of a partition before an offset, or for -1 all up to the high watermark; return the error code
+    and the new log start, or -1.
+    """
     topic = ctx.topic(name, AclOperation.DELETE)
     if isinstance(topic, ErrorCode):
         return topic, -1

@@ -80,7 +80,9 @@ async def _description(gw: Gateway, ctx: Context, transactional_id: str) -> dict
 
 
 async def list_transactions(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Answer ListTransactions with the transactional ids that pass every filter."""
+    """Answer ListTransactions with the transactional ids that pass every filter of the request and that the client may
+    see.
+    """
     labels = {status.label for status in TransactionStatus}
     states = set(request.state_filters)
     producers = set(request.producer_id_filters)
@@ -116,7 +118,7 @@ def _matches(pattern: Any, transactional_id: str | None) -> bool:
 
 
 def _compiled(pattern: str) -> Any:
-    """Return the compiled RE2 pattern; None if RE2 refuses it, or is not installed."""
+    """Return the compiled RE2 pattern; None if RE2 refuses it, or is not installed, which is logged."""
     try:
         import re2  # noqa: PLC0415 - a library of its own that few brokers ever need
     except ImportError:

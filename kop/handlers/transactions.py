@@ -51,8 +51,8 @@ def error_for(code: ErrorCode, *, knows_fenced: bool) -> ErrorCode:
 
 
 async def add_partitions_to_txn(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Answer AddPartitionsToTxn: add the partitions of each transaction, or only tell another broker if they are in
-    it.
+    """Answer AddPartitionsToTxn: add the partitions of each transaction to it, or, if another broker only verifies
+    them, tell which are in it.
     """
     version = ctx.version
     if version < _BATCHED:
@@ -111,7 +111,10 @@ async def _add(
     *,
     client_version: int,
 ) -> dict[Partition, ErrorCode]:
-    """Add partitions to a transaction; return the error of each, by the names in the request."""
+    """Add partitions to a transaction; return the error of each, by the names in the request. If one of them may not be
+    added none is, and the others are OPERATION_NOT_ATTEMPTED. `client_version` is the version of transactions that the
+    producer goes by, 0 for a request of a client itself.
+    """
     errors: dict[Partition, ErrorCode] = {}
     names: dict[Partition, Partition] = {}
     async for topic_row in with_pauses(topics):
@@ -138,8 +141,11 @@ async def _add(
 
 async def _verify(gw: Gateway, ctx: Context, transaction: Any) -> dict[Partition, ErrorCode]:
     """Return an error code for each partition of a transaction that another broker wants to write into; NONE allows it
-    for `verification.LEASE_SECONDS`. Nothing is noted of that broker, since all live ones are told of the end: one that
-    is not live, or was stopped and is not seen again yet, gets COORDINATOR_NOT_AVAILABLE for all partitions.
+    for five seconds. Nothing is noted of that broker, since all live ones are told of the end: one that is not live, or
+    was stopped and is not seen again yet, gets COORDINATOR_NOT_AVAILABLE for all partitions.
+
+    If a broker asks, the name of the transaction in storage and the ids of the topics are put into the header of the
+    answer.
     """
     partitions = [(topic.name, index) for topic in transaction.topics for index in topic.partitions]
     asking = ctx.asking_broker()
@@ -184,7 +190,9 @@ async def add_offsets_to_txn(gw: Gateway, ctx: Context, request: Any) -> Respons
 
 
 async def end_txn(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Answer EndTxn once the decision to commit or abort is durable; the markers are written after the answer."""
+    """Answer EndTxn once the decision to commit or abort is durable, from version 5 on with the producer's next epoch;
+    the markers are written after the answer.
+    """
     version = ctx.version
     identity = await gw.transactions.end(
         request.transactional_id,

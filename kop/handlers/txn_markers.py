@@ -29,7 +29,9 @@ _log = logging.getLogger(__name__)
 
 
 async def write_txn_markers(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Answer WriteTxnMarkers: end each transaction in the partitions that the request names for it."""
+    """Answer WriteTxnMarkers: end each transaction in the partitions that the request names for it, those of records
+    and those of committed offsets.
+    """
     allowed = ctx.may(AclOperation.ALTER, ResourceType.CLUSTER) or not ctx.cluster(AclOperation.CLUSTER_ACTION)
     markers = []
     async for marker in with_pauses(request.markers):

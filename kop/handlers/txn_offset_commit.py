@@ -50,7 +50,9 @@ _NOT_VERIFIED: Final = {
 
 
 async def txn_offset_commit(gw: Gateway, ctx: Context, request: Any) -> Response:
-    """Answer TxnOffsetCommit when the offsets are durable, after asking the transaction coordinator and the group."""
+    """Answer TxnOffsetCommit when the offsets are durable, after asking the transaction coordinator and the group; at
+    once if the client lacks a right or no partition exists.
+    """
     refusal = ctx.transactional_id(request.transactional_id, AclOperation.WRITE) or ctx.group(
         request.group_id, AclOperation.READ
     )
@@ -85,8 +87,8 @@ async def txn_offset_commit(gw: Gateway, ctx: Context, request: Any) -> Response
 async def _commit(
     gw: Gateway, ctx: Context, request: Any, commits: list[Commit]
 ) -> tuple[ErrorCode, Collection[UUID | None]]:
-    """Write the offsets; return the error of all partitions, and the ids of topics that do not exist any more, whose
-    offsets are not committed.
+    """Write the offsets, and wait until they are durable; return the error of all partitions, and the ids of topics
+    that do not exist any more, whose offsets are not committed.
     """
     group_id, producer_id = request.group_id, request.producer_id
     if refusal := gw.groups.refusal_of(group_id):

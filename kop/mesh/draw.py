@@ -69,6 +69,7 @@ class Box:
 class Frame:
     """The frame of a component."""
 
+    component: str
     label: str
     x: float
     y: float
@@ -426,7 +427,7 @@ class _Layout:
                     picture.boxes.append(_placed(self._sizes[item], x + width / 2, y + height / 2))
                     continue
                 block = blocks[item[1]]  # type: ignore[index]
-                picture.frames.append(Frame(_label(block.component), x, y, width, height))
+                picture.frames.append(Frame(block.component.name, _label(block.component), x, y, width, height))
                 picture.boxes += [_moved(box, x, y) for box in block.boxes]
                 picture.lines += [
                     Line(tuple((px + x, py + y) for px, py in line.points), line.arrow, line.is_dashed, line.told)

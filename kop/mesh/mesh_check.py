@@ -14,7 +14,8 @@ from kop.mesh.file import Draft
 from kop.mesh.graph import Graph
 from kop.mesh.nodes import Mistake, Mistakes, near
 from kop.mesh.plan import Facts, MeshPlan, plan
-from kop.mesh.spec import FunctionPart, Mesh, Outline, Part, SinkPart
+from kop.mesh.spec import FunctionPart, Mesh, Outline, Part
+from kop.mesh.written_schema import difference, written_schema
 
 CodeCheck: TypeAlias = Callable[[FunctionPart], Sequence[str]]
 """Returns what is wrong with the code of a function."""
@@ -32,14 +33,21 @@ class Checked:
     """None if there are mistakes of the file or of the graph."""
 
 
-def check(draft: Draft, facts: Facts | None = None, cores: int | None = None, code: CodeCheck | None = None) -> Checked:
+def check(
+    draft: Draft,
+    facts: Facts | None = None,
+    cores: int | None = None,
+    code: CodeCheck | None = None,
+    *,
+    makes_topics: bool = False,
+) -> Checked:
     """Return everything that is wrong with a mesh, and its plan.
 
-    `facts` are what a server knows: a topic that is not among its partitions does not exist. None: no server was asked.
-    `cores` is the number of tasks that may run at once; None: unknown. Without `code` the code of functions is not
-    checked.
+    `facts` are what a server knows: a topic that is not among its partitions, or is missing, does not exist. None: no
+    server was asked. `cores` is the number of tasks that may run at once; None: unknown. Without `code` the code of
+    functions is not checked. With `makes_topics` an input that does not exist is no mistake, since the mesh makes it.
     """
-    check_of = _Check(draft, facts)
+    check_of = _Check(draft, facts, makes_topics)
     made = check_of.graph_and_plan()
     if code is not None and not draft.without_code:
         for part in draft.mesh.functions:
@@ -52,9 +60,10 @@ def check(draft: Draft, facts: Facts | None = None, cores: int | None = None, co
 
 
 class _Check:
-    def __init__(self, draft: Draft, facts: Facts | None) -> None:
+    def __init__(self, draft: Draft, facts: Facts | None, makes_topics: bool) -> None:
         self.mistakes = Mistakes()
-        self.notes: list[str] = []
+        self.notes: list[str] = [] if facts is None else [*facts.notes]
+        self._makes_topics = makes_topics
         self._draft = draft
         self._mesh = draft.mesh
         self._facts = facts
@@ -112,11 +121,14 @@ class _Check:
             if topic in mesh.external_writers:
                 continue
             others = [other for other in graph.topics if graph.writers[other]]
+            if self._facts is not None and topic in self._facts.writers:
+                continue
             nearest = near(topic, [*others, *mesh.external_writers])
-            if self._facts is not None and topic not in self._facts.partitions:
+            exists = self._facts is not None and _exists(topic, self._facts)
+            if self._facts is not None and not self._makes_topics and not exists:
                 missing.add(topic)
                 why = "is not on the server, and no part writes it"
-            elif self._facts is None and mesh.external_writers:
+            elif not exists and mesh.external_writers:
                 missing.add(topic)
                 why = "is written by no part, and externalWriters does not name it"
             else:
@@ -157,13 +169,17 @@ class _Check:
 
     def _schemas(self) -> None:
         for topic, writers in self._graph.writers.items():
-            known = [(name, schema) for name in writers if (schema := _schema(self._graph.parts[name]))]
-            for name, schema in known[1:]:
-                first, other = known[0]
-                if schema != other:
-                    told = f"{topic} gets {schema} of it, and {other} of {first}"
-                    remedy = "let both write the same, or give each a topic of its own"
-                    self.wrong(self._graph.parts[name], f"output: {told}: {remedy}")
+            known = [
+                (name, schema) for name in writers if (schema := written_schema(self._graph.parts[name], self._mesh))
+            ]
+            for at, (name, schema) in enumerate(known):
+                for first, other in known[:at]:
+                    apart = difference(schema, other)
+                    if apart is not None:
+                        told = f"{topic} gets {apart[0]} of it, and {apart[1]} of {first}"
+                        remedy = "let both write the same, or give each a topic of its own"
+                        self.wrong(self._graph.parts[name], f"output: {told}: {remedy}")
+                        break
 
     def _private(self, made: MeshPlan) -> None:
         """Check that private topics are needed by nobody outside of their component."""
@@ -194,7 +210,9 @@ class _Check:
                 self.wrong(part, f"private: {open_one} writes {topic}, too, and does not call it private: both or none")
 
     def cores(self, made: MeshPlan, cores: int) -> None:
-        """Check that there is a core for every task, if the trigger is continuous so that all run at once."""
+        """Check that there is a core for every component, if the trigger is continuous so that all run at once; note
+        if there are fewer than tasks.
+        """
         if self._mesh.trigger != "continuous":
             return
         partitions: Mapping[str, int] = {} if self._facts is None else self._facts.partitions
@@ -202,17 +220,19 @@ class _Check:
             component.name: tasks_of(component.parallelism, component.inputs, partitions)
             for component in made.components
         }
-        told = [f"{name} {count}" for name, count in wanted.items()]
-        total = sum(wanted.values())
-        if self._mesh.sources or self._mesh.sinks or self._mesh.queries:
-            total += 1
-            told.append("sources, sinks and queries 1")
-        if total > cores:
-            remedy = f"--master local[{total}], less parallelism, or trigger: batch"
+        others = 1 if self._mesh.sources or self._mesh.sinks or self._mesh.queries else 0
+        needed, total = len(wanted) + others, sum(wanted.values()) + others
+        if needed > cores:
+            told = [*wanted, *(["sources, sinks and queries"] if others else [])]
             self.mistakes.add(
                 self._mesh.line,
-                f"trigger: {total} tasks at once ({', '.join(told)}) need as many cores, of {cores}: {remedy}",
+                f"trigger: {needed} cores are needed, of {cores}, one at all times for each of {', '.join(told)}: "
+                f"--master local[{needed}], or trigger: batch",
             )
+        elif total > cores:
+            told = [f"{name} {count}" for name, count in wanted.items()]
+            told += ["sources, sinks and queries 1"] if others else []
+            self.notes.append(f"{total} tasks at once ({', '.join(told)}) would need as many cores, of {cores}")
 
 
 def tasks_of(parallelism: int, inputs: Iterable[str], partitions: Mapping[str, int]) -> int:
@@ -222,22 +242,12 @@ def tasks_of(parallelism: int, inputs: Iterable[str], partitions: Mapping[str, i
     return min(parallelism, sum(known)) if counts and len(known) == len(counts) else parallelism
 
 
+def _exists(topic: str, facts: Facts) -> bool:
+    return topic in facts.partitions and topic not in facts.missing
+
+
 def _needs_nothing(part: Part | Outline) -> bool:
     """Return if a part gets messages without a topic that is named: a source, or a function with a pattern."""
     if isinstance(part, FunctionPart):
         return any(given.is_regex for given in part.spec.inputs.values())
     return not part.inputs
-
-
-def _schema(part: Part | Outline) -> str:
-    """Return the format that a part writes, in a few words; empty if it names none."""
-    if isinstance(part, Outline | SinkPart):
-        return ""
-    if not isinstance(part, FunctionPart):
-        return part.value_format
-    spec = part.spec
-    if spec.output_serde_class_name:
-        return f"what {spec.output_serde_class_name} writes"
-    if spec.output_schema_type and spec.output_type_class_name:
-        return f"{spec.output_schema_type} of {spec.output_type_class_name}"
-    return spec.output_schema_type

@@ -31,6 +31,10 @@ class Facts:
     """Topic to the number of its partitions."""
     writers: Mapping[str, str] = field(default_factory=dict)
     """Topic to somebody outside of the mesh who writes it."""
+    missing: frozenset[str] = frozenset()
+    """The topics that do not exist yet, and are made when the mesh starts; their partitions are what they will have."""
+    notes: tuple[str, ...] = ()
+    """What is not known of the server, for the author of the mesh."""
 
 
 @dataclass(frozen=True)

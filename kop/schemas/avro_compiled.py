@@ -20,7 +20,7 @@ from pyarrow import types
 from kop.schemas.avro_program import Program, program_of
 from kop.schemas.avro_reading import AvroReader
 from kop.schemas.avro_schema import AvroType
-from kop.schemas.parts import Decoded, SchemaReader, in_order
+from kop.schemas.schema_reader import Decoded, SchemaReader, in_order
 
 FORMAT: Final = 1
 """The version of what passes to the compiled module and back: one of another version is not used."""

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import pyarrow as pa
 
 from kop.schemas.errors import SchemaError, UnknownSchemaError, UnresolvableError
-from kop.schemas.parts import Decoded, SchemaReader, in_order
 from kop.schemas.pulsar import PulsarSchema
+from kop.schemas.schema_reader import Decoded, SchemaReader, in_order
 
 
 class Versions:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 import pyarrow as pa
+from pyarrow import compute
 
 from kop.schemas import avro_schema, json_schema, protobuf
 from kop.schemas.access import PulsarAccess, RegistryAccess
@@ -25,10 +26,10 @@ from kop.schemas.by_version import ByVersionReader, Versions, named
 from kop.schemas.confluent import HEAD, ConfluentRegistry, Schema, schema_id_of
 from kop.schemas.errors import BadRecordError, SchemaError, UnknownSchemaError, UnresolvableError
 from kop.schemas.json_text import JsonReader
-from kop.schemas.parts import Decoded, SchemaReader, in_order, present
 from kop.schemas.primitives import PRIMITIVES, PrimitiveReader, split_pair
 from kop.schemas.protobuf import ProtobufReader, ProtobufSchema, read_indexes
 from kop.schemas.pulsar import KEY_VALUE, PulsarSchema, topic_schema, topic_schemas
+from kop.schemas.schema_reader import Decoded, SchemaReader, in_order, present
 from kop.schemas.types import in_sql, widened
 from kop.schemas.versions import VersionsReader
 
@@ -406,25 +407,7 @@ class FramedReader:
 
     def read(self, column: pa.Array, versions: pa.Array | None = None) -> Decoded:
         """Return the column of the plan's type; null stays null."""
-        groups: dict[Group, tuple[list[int], list[bytes]]] = {}
-        failures: dict[int, str] = {}
-        with_indexes = self._wanted == "PROTOBUF"
-        for row, data in zip(*present(column), strict=True):
-            schema_id = schema_id_of(data)
-            if schema_id is None:
-                failures[row] = "it does not begin with 0 and the id of a schema, as records of a registry do"
-                continue
-            indexes: tuple[int, ...] = ()
-            start = HEAD
-            if with_indexes:
-                try:
-                    indexes, start = read_indexes(data, HEAD)
-                except BadRecordError as error:
-                    failures[row] = f"by schema {schema_id} {error}"
-                    continue
-            rows, records = groups.setdefault((schema_id, indexes, start), ([], []))
-            rows.append(row)
-            records.append(data)
+        groups, failures = self._groups(column)
         decoded = []
         for (schema_id, indexes, start), (rows, records) in groups.items():
             reader = self._reader(schema_id, indexes)
@@ -435,6 +418,45 @@ class FramedReader:
                 decoded.append((rows, values))
                 failures |= {rows[at]: f"by schema {schema_id} {reason}" for at, reason in bad.items()}
         return in_order(self._kind, len(column), decoded), failures
+
+    def _groups(self, column: pa.Array) -> tuple[dict[Group, tuple[list[int], list[bytes]]], dict[int, str]]:
+        """Return the rows and records of each reader, and by row the errors of records that have no proper frame."""
+        rows, records = present(column)
+        group = self._group(records[0]) if records else ""
+        if not isinstance(group, str):  # Mostly all records are of one group: nothing is done for each of them then.
+            heads = compute.binary_slice(column, 0, group[2]).unique().drop_null()
+            if len(heads) == 1:
+                return {group: (rows, records)}, {}
+        groups: dict[Group, tuple[list[int], list[bytes]]] = {}
+        failures: dict[int, str] = {}
+        known: dict[bytes, Group | str] = {}
+        for row, data in zip(rows, records, strict=True):
+            head = data[:HEAD]
+            if head in known:
+                group = known[head]
+            else:
+                group = self._group(data)
+                if self._wanted != "PROTOBUF":  # whose message indexes are no part of the head
+                    known[head] = group
+            if isinstance(group, str):
+                failures[row] = group
+                continue
+            of_group = groups.setdefault(group, ([], []))
+            of_group[0].append(row)
+            of_group[1].append(data)
+        return groups, failures
+
+    def _group(self, data: bytes) -> Group | str:
+        """Return the group of a record, or what is wrong with its frame."""
+        schema_id = schema_id_of(data)
+        if schema_id is None:
+            return "it does not begin with 0 and the id of a schema, as records of a registry do"
+        if self._wanted != "PROTOBUF":
+            return schema_id, (), HEAD
+        try:
+            return schema_id, *read_indexes(data, HEAD)
+        except BadRecordError as error:
+            return f"by schema {schema_id} {error}"
 
     def _reader(self, schema_id: int, indexes: tuple[int, ...]) -> SchemaReader | str:
         """Return the reader of the schema with this id, or the reason why none of its records can be read. `indexes`

@@ -14,8 +14,8 @@ import re
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -53,6 +53,16 @@ class Schema:
         return tuple(text for _, text in self.references)
 
 
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The schema that another one refers to, as a registry takes it."""
+
+    name: str
+    """The name by which the other schema refers to it: what Protobuf imports."""
+    subject: str
+    version: int
+
+
 class _Unreachable(Exception):
     """An error for a request that may be answered if it is sent again."""
 
@@ -86,10 +96,7 @@ class ConfluentRegistry:
         asked.
         """
         if schema_id not in self._by_id:
-            answer = self._ask("GET", f"schemas/ids/{schema_id}")
-            if _is_protobuf(answer):
-                answer = self._ask("GET", f"schemas/ids/{schema_id}?format=serialized")
-            self._by_id[schema_id] = self._schema(answer, schema_id)
+            self._by_id[schema_id] = self._schema(self._ask("GET", f"schemas/ids/{schema_id}"), schema_id)
         return self._by_id[schema_id]
 
     def of_subject(self, subject: str, version: int | None = None) -> Schema:
@@ -98,10 +105,7 @@ class ConfluentRegistry:
         """
         if version is not None and (subject, version) in self._by_version:
             return self._by_version[subject, version]
-        path = f"subjects/{quote(subject, safe='')}/versions/{'latest' if version is None else version}"
-        answer = self._ask("GET", path)
-        if _is_protobuf(answer):
-            answer = self._ask("GET", f"{path}?format=serialized")
+        answer = self._ask("GET", _path(subject, "latest" if version is None else version))
         schema = self._schema(answer, answer["id"])
         self._by_version[subject, answer["version"]] = schema
         return schema
@@ -113,30 +117,42 @@ class ConfluentRegistry:
         versions: list[int] = self._ask("GET", f"subjects/{quote(subject, safe='')}/versions")
         return versions
 
-    def register(self, subject: str, schema: Schema) -> int:
+    def register(self, subject: str, schema: Schema, references: Sequence[Reference] = ()) -> int:
         """Register a schema under a subject, unless it is there already, and return its id. SchemaError, with the
         registry's words, if the registry refuses that.
         """
-        answer = self._ask("POST", f"subjects/{quote(subject, safe='')}/versions", _body(schema))
-        schema_id: int = answer["id"]
+        path = f"subjects/{quote(subject, safe='')}/versions"
+        schema_id: int = self._ask("POST", path, _body(schema, references))["id"]
         return schema_id
 
-    def find(self, subject: str, schema: Schema) -> int:
-        """Return the id of a schema that is registered under a subject. UnknownSchemaError if it is not; SchemaError if
-        the registry cannot be asked.
+    def find(self, subject: str, schema: Schema, references: Sequence[Reference] = ()) -> tuple[int, int]:
+        """Return the id and the version of a schema that is registered under a subject. UnknownSchemaError if it is
+        not; SchemaError if the registry cannot be asked.
         """
-        answer = self._ask("POST", f"subjects/{quote(subject, safe='')}", _body(schema))
-        schema_id: int = answer["id"]
-        return schema_id
+        answer = self._ask("POST", f"subjects/{quote(subject, safe='')}", _body(schema, references))
+        return answer["id"], answer["version"]
 
-    def _schema(self, answer: Mapping[str, Any], schema_id: int | None) -> Schema:
+    def _schema(self, answer: Mapping[str, Any], schema_id: int) -> Schema:
         references: dict[str, str] = {}
         for reference in answer.get("references") or ():
-            inner = self.of_subject(reference["subject"], reference["version"])
+            name, subject, version = reference["name"], reference["subject"], reference["version"]
+            try:
+                inner = self._referred(subject, version)
+            except UnknownSchemaError as error:
+                raise UnknownSchemaError(f"schema {schema_id} refers to {name}, and {error}") from None
             references |= dict(inner.references)
-            references[reference["name"]] = inner.text
-        kind = answer.get("schemaType") or "AVRO"
-        return Schema(kind, answer["schema"], tuple(references.items()), schema_id, answer.get("version"))
+            references[name] = inner.text
+        kind, text = answer.get("schemaType") or "AVRO", answer["schema"]
+        if kind == "PROTOBUF":  # what it shows is the text of a file, which nothing here reads
+            text = self._ask("GET", f"schemas/ids/{schema_id}?format=serialized")["schema"]
+        return Schema(kind, text, tuple(references.items()), schema_id, answer.get("version"))
+
+    def _referred(self, subject: str, version: int) -> Schema:
+        """Return a version that a schema refers to, also a deleted one. UnknownSchemaError if there is none."""
+        if (subject, version) not in self._by_version:
+            answer = self._ask("GET", f"{_path(subject, version)}?deleted=true")
+            self._by_version[subject, version] = self._schema(answer, answer["id"])
+        return self._by_version[subject, version]
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         tries = Retrying(
@@ -186,15 +202,17 @@ class ConfluentRegistry:
             raise _Unreachable(f"fails: {getattr(error, 'reason', None) or error}") from None
 
 
-def _body(schema: Schema) -> dict[str, Any]:
+def _body(schema: Schema, references: Sequence[Reference]) -> dict[str, Any]:
     body: dict[str, Any] = {"schema": schema.text}
     if schema.kind != "AVRO":
         body["schemaType"] = schema.kind
+    if references:
+        body["references"] = [asdict(reference) for reference in references]
     return body
 
 
-def _is_protobuf(answer: Mapping[str, Any]) -> bool:
-    return answer.get("schemaType") == "PROTOBUF"
+def _path(subject: str, version: int | str) -> str:
+    return f"subjects/{quote(subject, safe='')}/versions/{version}"
 
 
 def _words(body: bytes) -> str:

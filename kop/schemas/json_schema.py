@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import unquote, urljoin
 
 import pyarrow as pa
 
@@ -29,6 +30,24 @@ def arrow_type(text: str, references: Mapping[str, str] | None = None) -> pa.Dat
     documents = {name: _loaded(other) for name, other in (references or {}).items()}
     root = _loaded(text)
     return _Types(documents).of(root, root, ())
+
+
+def others(text: str) -> list[str]:
+    """Return the names of the other schemas that a JSON Schema refers to. SchemaError if it is no JSON."""
+    root = _loaded(text)
+    own = root.get("$id", "") if isinstance(root, dict) else ""
+    names = []
+
+    def look(at: Any) -> None:
+        if isinstance(at, dict) and isinstance(at.get("$ref"), str):
+            document = at["$ref"].partition("#")[0]
+            if document and urljoin(own, document) != own:
+                names.append(document)
+        for inner in at.values() if isinstance(at, dict) else at if isinstance(at, list) else ():
+            look(inner)
+
+    look(root)
+    return names
 
 
 def _loaded(text: str) -> Any:
@@ -85,16 +104,21 @@ class _Types:
 
     def _referred(self, name: str, root: Any, within: tuple[str, ...]) -> pa.DataType:
         document, _, pointer = name.partition("#")
-        if document:
-            if document not in self._documents:
+        own = root.get("$id", "") if isinstance(root, dict) else ""
+        full = urljoin(own, document) if isinstance(own, str) else document
+        if document and (full != own or document in self._documents):
+            known = next((at for at in (document, full) if at in self._documents), None)
+            if known is None:
                 raise SchemaError(f"the JSON Schema refers to {document}, which is none of its references")
-            root = self._documents[document]
+            root = self._documents[known]
         key = f"{id(root)}#{pointer}"
         if key in within:
             raise SchemaError(f"the JSON Schema's {name} holds itself, which the type of a column cannot")
         target = root
-        for part in pointer.split("/")[1:]:
-            part = part.replace("~1", "/").replace("~0", "~")  # noqa: PLW2901
+        before, *parts = unquote(pointer).split("/")
+        if before:
+            raise SchemaError(f"the JSON Schema refers to {name}: write the path, such as #/definitions/{before}")
+        for part in (part.replace("~1", "/").replace("~0", "~") for part in parts):
             if not isinstance(target, dict) or part not in target:
                 raise SchemaError(f"the JSON Schema refers to {name}, which is not there")
             target = target[part]

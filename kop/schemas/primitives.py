@@ -7,14 +7,16 @@ Must not know: registries, pyspark.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
 
 from kop.schemas.avro_schema import LOCAL, UTC
 from kop.schemas.builders import Leaf, builder
-from kop.schemas.errors import BadRecordError
+from kop.schemas.encoders import Encode, numbers
+from kop.schemas.errors import BadRecordError, SchemaError
+from kop.schemas.types import in_sql
 
 _INT64: Final = struct.Struct(">q")
 _PAIR: Final = struct.Struct(">qi")
@@ -130,3 +132,49 @@ def split_pair(data: bytes) -> tuple[bytes | None, bytes | None]:
     if at < len(data):
         raise BadRecordError(f"there are {len(data) - at} bytes behind it")
     return parts[0], parts[1]
+
+
+# -- writing
+
+_FORMS: Final = {
+    "INT8": ">b",
+    "INT16": ">h",
+    "INT32": ">i",
+    "INT64": ">q",
+    "FLOAT": ">f",
+    "DOUBLE": ">d",
+    "TIME": ">q",
+    "LOCAL_TIME": ">q",
+}
+_TIMES: Final[dict[str, Callable[[int], bytes]]] = {
+    "DATE": lambda micros: _INT64.pack(micros // 1000),
+    "TIMESTAMP": lambda micros: _INT64.pack(micros // 1000),
+    "INSTANT": lambda micros: _PAIR.pack(micros // 1_000_000, micros % 1_000_000 * 1000),
+    "LOCAL_DATE": _INT64.pack,
+    "LOCAL_DATE_TIME": lambda micros: _TWO.pack(micros // 86_400_000_000, micros % 86_400_000_000 * 1000),
+}
+
+
+def encoder(name: str, kind: pa.DataType) -> Encode:
+    """Return the function that encodes columns without nulls by one of Pulsar's primitive schemas. SchemaError if the
+    schema does not take such columns.
+    """
+    wanted = PRIMITIVES[name][0]
+    narrower = pa.types.is_integer(kind) and pa.types.is_integer(wanted) and kind.bit_width <= wanted.bit_width
+    if not (kind.equals(wanted) or narrower):
+        raise SchemaError(f"the column has the type {in_sql(kind)}, and its schema is {name}: cast it")
+    if name in _TIMES:
+        pack_time = _TIMES[name]
+        return lambda column: [pack_time(value) for value in numbers(column)]
+    if name == "BOOLEAN":
+        return lambda column: [b"\1" if value else b"\0" for value in column.to_pylist()]
+    form = _FORMS.get(name)
+    if form is None:
+        return lambda column: list(column.cast(pa.binary()).to_pylist())
+    pack = struct.Struct(form).pack
+    return lambda column: [pack(value) for value in column.to_pylist()]
+
+
+def joined_pair(parts: Iterable[bytes | None]) -> bytes:
+    """Return a key and a value in one message, as `split_pair` takes them."""
+    return b"".join(b"\xff\xff\xff\xff" if part is None else len(part).to_bytes(4, "big") + part for part in parts)

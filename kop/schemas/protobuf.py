@@ -14,6 +14,7 @@ import base64
 import binascii
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
@@ -58,6 +59,8 @@ _WELL_KNOWN: Final = {
     )
 }
 """The files that every schema may import, as the library has them."""
+_UNNAMED: Final = "schema.proto"
+"""The name of a file that has none."""
 Descriptor = Any
 """A message's descriptor. What stubs say of the descriptors' members differs between the library's versions."""
 Field = Any
@@ -129,7 +132,10 @@ class ProtobufSchema:
         file = files.get(name)
         if file is None:
             if name not in _WELL_KNOWN:
-                raise SchemaError(f"Protobuf's schema imports {name}, which none of its references is")
+                raise SchemaError(
+                    f"Protobuf's schema imports {name}, which none of its references is, and no file of its set: "
+                    "protoc --include_imports has it there"
+                )
             file = descriptor_pb2.FileDescriptorProto.FromString(_WELL_KNOWN[name])
         for imported in file.dependency:
             self._add(imported, files, (*within, name))
@@ -166,7 +172,12 @@ class ProtobufSchema:
         return made
 
     def indexes(self, message: Descriptor) -> list[int]:
-        """Return the indexes of a message of the file."""
+        """Return the indexes of a message of the file. SchemaError if it is of another file."""
+        if message.file.name != self._file.name:
+            raise SchemaError(
+                f"the message {message.full_name} is in {message.file.name}, which the schema imports: name one of "
+                f"{self._file.name}, or give that file as the schema"
+            )
         path: list[int] = []
         at: Descriptor | None = message
         while at is not None:
@@ -182,21 +193,52 @@ def _files(text: str) -> list[descriptor_pb2.FileDescriptorProto]:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise SchemaError(
-            "Protobuf's schema has to be a descriptor in base64, as protoc -o and a registry write it"
+            "Protobuf's schema has to be a descriptor in base64, as protoc -o and a registry that knows "
+            "format=serialized write it: set the schema to @FILE of protoc --include_imports -o"
         ) from None
-    try:
-        file = descriptor_pb2.FileDescriptorProto.FromString(data)
-        if file.name and not unknown_fields.UnknownFieldSet(file):
-            return [file]
+    try:  # A set comes first: many a set is a file, too, of which it is the name.
+        files = descriptor_pb2.FileDescriptorSet.FromString(data)
+        if files.file and not _unknown(files):
+            return list(files.file)
     except DecodeError:
         pass
     try:
-        files = list(descriptor_pb2.FileDescriptorSet.FromString(data).file)
+        file = descriptor_pb2.FileDescriptorProto.FromString(data)
+        if data and not _unknown(file):
+            file.name = file.name or _UNNAMED
+            return [file]
     except DecodeError:
-        files = []
-    if not files:
-        raise SchemaError("Protobuf's schema is neither the descriptor of a file nor a set of them")
-    return files
+        pass
+    raise SchemaError("Protobuf's schema is neither the descriptor of a file nor a set of them")
+
+
+def _unknown(message: Any) -> bool:
+    return len(unknown_fields.UnknownFieldSet(message)) > 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProtobufFile:
+    """One file of a schema, as it is registered."""
+
+    name: str
+    text: str
+    """The descriptor in base64."""
+    imports: tuple[str, ...]
+    """The names of the files that it imports, without those that every schema may import."""
+
+
+def split(text: str) -> list[ProtobufFile]:
+    """Return the files of a descriptor, or of a set of them; the schema itself is the last one. SchemaError if it is
+    neither.
+    """
+    return [
+        ProtobufFile(
+            file.name,
+            base64.b64encode(file.SerializeToString()).decode(),
+            tuple(name for name in file.dependency if name not in _WELL_KNOWN),
+        )
+        for file in _files(text)
+    ]
 
 
 def native_schema(text: str) -> tuple[str, str]:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from kop.schemas.avro_compiled import avro_reader
 from kop.schemas.avro_schema import AvroType, arrow_type
 from kop.schemas.errors import UnresolvableError
-from kop.schemas.parts import SchemaReader
+from kop.schemas.schema_reader import SchemaReader
 
 Fetch = Callable[[], Mapping[int, AvroType]]
 """A function that returns the versions that there are now."""

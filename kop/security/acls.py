@@ -66,8 +66,8 @@ class AclFilter(NamedTuple):
 
 
 def stored(acl: Acl, space: Space) -> Acl:
-    """Return the ACL that is kept for one that a client of the space makes: in it, all names are only all names of the
-    space.
+    """Return the ACL that is kept for one that a client of the space makes: its name becomes the stored one, and one
+    for all names becomes one for all names of the space.
     """
     if space.is_home:
         return acl
@@ -158,7 +158,8 @@ class Acls:
             self.add(acl)
 
     def matching(self, which: AclFilter, space: Space = HOME) -> list[Acl]:
-        """Return the ACLs that a filter describes in the words of the space, in the order of their names.
+        """Return the ACLs that a filter describes, in the order of their names. The filter has the names that clients
+        of `space` use; the ACLs are as they are kept.
 
         It looks at all ACLs, unless the filter has a type of resource and a name, and the space is the home space.
         """
@@ -191,7 +192,9 @@ class Acls:
 
 
 def plain_host(host: str) -> str:
-    """Return an address in the form in which equal ones are equal texts; any other text as it is."""
+    """Return an IP address in the form in which equal ones are equal texts, an IPv4 address that is mapped into IPv6 as
+    such; any other text as it is.
+    """
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:

@@ -74,7 +74,7 @@ class AuditLines:
         self._logger.addHandler(self._handler)
 
     def write(self, line: str) -> None:
-        """Write a line."""
+        """Write a line to the file, or to the log if there is none."""
         self._logger.info("%s", line)
 
     @property
@@ -83,7 +83,7 @@ class AuditLines:
         return 0 if self._handler is None else self._handler.lost
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, if there is one."""
         if self._handler is not None:
             self._handler.close()
 
@@ -104,7 +104,9 @@ class _AuditFile(WatchedFileHandler):
             self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Count a line that could not be written. Now and then such a line is logged."""
+        """Count a line that could not be written. Now and then such a line is logged, with the error that is being
+        handled.
+        """
         self.lost += 1
         if self._repeats.say("", clock.monotonic()) is not None:
             reason = sys.exc_info()[1]
@@ -115,7 +117,9 @@ class Audit:
     """The audit of one broker. Used in the thread of its event loop."""
 
     def __init__(self, lines: AuditLines, broker: int, *, tells_allowed: bool = False) -> None:
-        """`lines` takes the lines; `tells_allowed`: operations that were allowed get lines, too."""
+        """`lines` takes the lines; `broker` is the id that they show; `tells_allowed`: operations that were allowed get
+        lines, too.
+        """
         self._lines = lines
         self._broker = broker
         self.tells_allowed = tells_allowed
@@ -143,15 +147,17 @@ class Audit:
         name: str | None,
         rule: Callable[[], str],
     ) -> None:
-        """Write a line that a client may, or may not, do an operation on a resource; `rule` is called only if the line
-        is written. A `name` of None: some resource of the type.
+        """Write a line that a client may, or may not, do an operation on a resource; `rule` gives the reason, and is
+        called only if the line is written. A `name` of None: some resource of the type.
         """
         event = Event.ALLOWED if allowed else Event.DENIED
         if self._has_room(event):
             self._tell(event, peer, operation, resource, name, rule=rule())
 
     def denied(self, peer: Peer, operation: str, resource: str, name: str, rule: str) -> None:
-        """Write a line that a client may not do an operation, by a rule that is none of an authorizer."""
+        """Write a line that a client may not do an operation on a resource; `rule` is the reason, of a denial that no
+        authorizer has decided.
+        """
         if self._has_room(Event.DENIED):
             self._tell(Event.DENIED, peer, operation, resource, name, rule=rule)
 
@@ -184,14 +190,16 @@ class Audit:
             self._tell(Event.LOGIN_FAILED, peer, operation, "USER", claimed, **about)
 
     def close(self) -> None:
-        """Write how many lines were left out so far, and close the file."""
+        """Write how many lines were left out and not told of so far, and close the file."""
         if self._telling is not None:
             self._telling.cancel()
             self._tell_left_out()
         self._lines.close()
 
     def _has_room(self, event: Event) -> bool:
-        """Return true if there may be another line in this second; else count it as left out."""
+        """Return true, and count the line, if there may be another one about this kind of event in this second (100 are
+        the most); else count it as left out, which a line at the end of the second tells.
+        """
         now = clock.monotonic()
         if int(now) != self._second:
             self._second = int(now)
@@ -233,7 +241,7 @@ class Audit:
         self._lines.write(json.dumps({"time": now, "broker": self._broker} | shown))
 
     def collect(self) -> Iterable[Metric]:
-        """Return how many lines were written, left out, and lost."""
+        """Return metrics: how many lines were written, left out, and lost because the file could not be written."""
         yield from self._written.collect()
         yield from self._dropped.collect()
         yield counter_value(
@@ -242,7 +250,7 @@ class Audit:
 
 
 def _short(value: object) -> object:
-    """Return a value whose texts and lists are cut to what a line may show."""
+    """Return a value whose texts and lists are cut to what a line may show: 1,000 characters, 50 items."""
     if isinstance(value, str):
         return value if len(value) <= LONGEST_TEXT else f"{value[:LONGEST_TEXT]}... ({len(value)} characters)"
     if isinstance(value, Mapping):

@@ -61,7 +61,9 @@ class AclAuthorizer:
         return len(self._known)
 
     def allows(self, principal: str, host: str, operation: AclOperation, resource: ResourceType, name: str) -> bool:
-        """Return true if the principal may do this to the resource of that name, coming from `host`."""
+        """Return true if the principal, connected from `host`, may do this operation on the resource of that name,
+        which is a stored name. The decision is remembered until an ACL changes.
+        """
         question = principal, host, operation.value, resource.value, name
         if self._known_of == self._acls.version and (known := self._known.get(question)) is not None:
             return known
@@ -69,7 +71,9 @@ class AclAuthorizer:
         return self._remember(question, allowed)
 
     def allows_any(self, principal: str, host: str, operation: AclOperation, resource: ResourceType) -> bool:
-        """Return true if there may be a resource of the type to which the principal may do this."""
+        """Return true if there may be a resource of the type on which the principal, connected from `host`, may do this
+        operation. The decision is remembered until an ACL changes.
+        """
         question = principal, host, operation.value, resource.value, None
         if self._known_of == self._acls.version and (known := self._known.get(question)) is not None:
             return known
@@ -92,8 +96,8 @@ class AclAuthorizer:
         )
 
     async def enter(self, principal: str, space: Space, *, proven: bool) -> str:
-        """Return why the principal cannot belong to a space; empty if it can. It can if that is `proven`, or if some
-        ACL allows it something there.
+        """Return the reason for which the principal cannot belong to a space; empty if it can. It can if it is `proven`
+        (by its credentials, or by rules) that it belongs there, or if some ACL allows it something there.
         """
         if proven or any(
             acl.permission is Permission.ALLOW
@@ -118,7 +122,9 @@ class AclAuthorizer:
     def _decide(
         self, principal: str, host: str, operation: AclOperation, resource: ResourceType, name: str
     ) -> tuple[bool, Acl | None]:
-        """Return the decision, and the ACL that it follows from; None if it follows from none."""
+        """Return true if the operation is allowed, else false; and the ACL that this follows from, or None if it
+        follows from none.
+        """
         namespace = prefix_of(name) if self._has_tenants else ""
         nothing_applies, allowing = not namespace, None
         by_allow = ALLOWED_BY[operation]
@@ -136,8 +142,9 @@ class AclAuthorizer:
         return allowing is not None or (nothing_applies and self._allow_if_no_acl), allowing
 
     def _decide_any(self, principal: str, host: str, operation: AclOperation, resource: ResourceType) -> bool:
-        """Return the decision of Kafka's default `Authorizer.authorizeByResourceType`: operations that an ALLOW implies
-        do not count, and a DENY counts only if it covers all that some ALLOW applies to.
+        """Return true if the operation may be allowed on some resource of the type, by the rules of Kafka's default
+        `Authorizer.authorizeByResourceType`: operations that an ALLOW implies do not count, and a DENY counts only if
+        it covers all that some ALLOW applies to.
         """
         if self._decide(principal, host, operation, resource, "hardcode")[0]:
             return True  # Kafka asks for a topic of this name first

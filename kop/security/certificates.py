@@ -50,7 +50,9 @@ class Certificate:
     ends: float
 
     def days_left(self, now: float) -> float:
-        """Return for how many days it still holds; less than 0 once it has expired."""
+        """Return the days for which it still holds at `now`, in seconds since the epoch; less than 0 once it has
+        expired.
+        """
         return (self.ends - now) / DAY_SECONDS
 
 
@@ -79,7 +81,9 @@ def _of_der(der: bytes) -> Certificate:
 
 
 def _elements(data: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """Yield tag, content and whole bytes of each element."""
+    """Yield tag, content and whole bytes of each element in DER that `data` consists of. ValueError or IndexError if
+    they are cut off or no DER.
+    """
     at = 0
     while at < len(data):
         tag, size, begin = data[at], data[at + 1], at + 2
@@ -104,7 +108,7 @@ def _time(tag: int, content: bytes) -> float:
 
 
 def _text(name: bytes) -> str:
-    """Return the text of a Name, its last part first."""
+    """Return the text of a Name in DER as Java prints it, its last part first. ValueError if it cannot be read."""
     parts = ["+".join(map(_attribute, _contents(content, _SEQUENCE))) for content in _contents(name, _SET)]
     return ",".join(reversed(parts))
 

@@ -37,7 +37,7 @@ class DelegationToken:
     """The time at which the token ends, however often it is renewed, in milliseconds since the epoch."""
 
     def has_expired(self, now_ms: int) -> bool:
-        """Return true if the token is not valid any more."""
+        """Return true if the token is not valid any more at `now_ms`, in milliseconds since the epoch."""
         return min(self.expires_ms, self.ends_ms) < now_ms
 
     def is_of(self, principal: str) -> bool:
@@ -71,7 +71,9 @@ class DelegationTokens:
         self._listeners.append(callback)
 
     def put(self, token_id: str, token: DelegationToken | None) -> None:
-        """Set a token, or remove it if `token` is None. Nothing is done if it is so already."""
+        """Set a token, or remove it if `token` is None, and call the callbacks of `on_change`. Nothing is done if it is
+        so already.
+        """
         if self._tokens.get(token_id) == token:
             return
         if token is None:
@@ -82,7 +84,9 @@ class DelegationTokens:
             callback(token_id)
 
     def replace(self, tokens: Mapping[str, DelegationToken]) -> None:
-        """Make these the only tokens; those that exist already stay as they are."""
+        """Make these the only tokens, by id; those that are there with the same values stay. The callbacks of
+        `on_change` are called for each other one.
+        """
         for token_id in self._tokens.keys() - tokens.keys():
             self.put(token_id, None)
         for token_id, token in tokens.items():
@@ -126,22 +130,27 @@ class TokenIssuer:
         return hmac.digest(self._secret, token_id.encode(), "sha512")
 
     def valid(self, token_id: str, now_ms: int) -> DelegationToken | None:
-        """Return the token of that id; None if there is none, or it has expired."""
+        """Return the token of that id; None if there is none, it has expired at `now_ms` (milliseconds since the
+        epoch), or there are no tokens at all because the secret is empty.
+        """
         token = self._tokens.get(token_id)
         return None if not self._secret or token is None or token.has_expired(now_ms) else token
 
     def made(
         self, token_id: str, owner: str, requester: str, renewers: Iterable[str], lifetime_ms: int, now_ms: int
     ) -> DelegationToken:
-        """Return a new token; a lifetime of 0 or less is the longest that there is."""
+        """Return a new token, which its caller has to store. It lives for `lifetime_ms` from `now_ms` on (milliseconds
+        since the epoch) if it is renewed; 0 or less is the longest lifetime that there is.
+        """
         longest = min(self._longest_ms, lifetime_ms) if lifetime_ms > 0 else self._longest_ms
         ends = _sum(now_ms, longest)
         expires = min(ends, _sum(now_ms, self._renewal_ms))
         return DelegationToken(token_id, owner, requester, tuple(dict.fromkeys(renewers)), now_ms, expires, ends)
 
     def renewed(self, secret: bytes, principal: str, period_ms: int, now_ms: int) -> DelegationToken:
-        """Return the token of that HMAC as it is after a renewal by the principal; a period of 0 or less is the longest
-        possible. PeerError if there is no such token, or the principal may not renew it.
+        """Return the token whose HMAC is `secret` as it is after a renewal by the principal, for its caller to store; a
+        period of 0 or less is the longest possible. PeerError if there is no such token, it has expired, or the
+        principal may not renew it.
         """
         token = self._of(secret)
         if token.has_expired(now_ms):
@@ -151,9 +160,10 @@ class TokenIssuer:
         return replace(token, expires_ms=min(token.ends_ms, _sum(now_ms, period)))
 
     def ended(self, secret: bytes, principal: str, period_ms: int, now_ms: int) -> tuple[str, DelegationToken | None]:
-        """Return the id of the token of that HMAC, and the token with its new end after `period_ms`; None for the token
-        if the period is below 0, so that it ends at once. PeerError if there is no such token, or the principal may not
-        end it.
+        """Return the id of the token whose HMAC is `secret`, and the token with its new end, `period_ms` after
+        `now_ms`, for its caller to store; None for the token if the period is below 0, so that it is to be removed at
+        once. PeerError if there is no such token, the principal may not end it, or it has expired and is not to be
+        removed.
         """
         token = self._of(secret)
         _check_owner(token, principal)

@@ -40,8 +40,8 @@ class BrokerLogin:
 
 
 def broker_login(mechanism: str, jaas: str) -> BrokerLogin:
-    """Return the login in a JAAS line as Kafka has it. ConfigError if the line has no user and password, or is for
-    another mechanism.
+    """Return the login in a JAAS line as Kafka has it, for brokers at one another. ConfigError if the line has no user
+    and password, or is for another mechanism, or brokers cannot use the mechanism.
     """
     module = _MODULES.get(mechanism)
     if module is None:
@@ -68,8 +68,8 @@ class Dialer:
         self._nonce = nonce
 
     async def connect(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Return a connection that is not logged in, on which only ApiVersions is answered. OSError if the other side
-        cannot be reached.
+        """Return reader and writer of a connection, with TLS if that is to be spoken, that is not logged in: only
+        ApiVersions is answered on it. OSError if the other side cannot be reached.
         """
         if self.tls is None:
             return await asyncio.open_connection(host, port)
@@ -77,7 +77,9 @@ class Dialer:
         return await asyncio.open_connection(host, port, ssl=self.tls.context)
 
     async def open(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Return a connection that is logged in. OSError if the other side cannot be reached or refuses."""
+        """Return reader and writer of a connection that is logged in, if there is a login. OSError if the other side
+        cannot be reached or refuses.
+        """
         reader, writer = await self.connect(host, port)
         if self._login is not None:
             try:
@@ -120,7 +122,9 @@ async def _authenticated(reader: asyncio.StreamReader, writer: asyncio.StreamWri
 
 
 async def _asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, api: int, body: bytes) -> bytes:
-    """Send a request of version 1, and return the body of its answer."""
+    """Send a request of version 1 with that body, and return the body of its answer. ConnectionError if the answer is
+    larger than 64 KiB, or is none.
+    """
     writer.write(_HEADER.pack(_HEADER.size - 4 + len(body), api, 1, 0, -1) + body)
     size = int.from_bytes(await reader.readexactly(4), "big")
     if not 6 <= size <= _LARGEST_ANSWER:

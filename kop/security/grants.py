@@ -57,11 +57,15 @@ class GrantsAuthorizer:
 
     @property
     def version(self) -> int:
-        """A number that grows with each change of what is allowed."""
+        """A number that grows with each change of what is known of the grants in namespaces that are read again and
+        again: the home namespace, those of topics that are known here, and those of tenants' clients.
+        """
         return self._grants.version
 
     def allows(self, principal: str, host: str, operation: AclOperation, resource: ResourceType, name: str) -> bool:
-        """Return true if the principal may do this to the resource of that name."""
+        """Return true if the principal may do this operation on the resource of that name, which is a stored name;
+        `host` does not matter. While the grants are not known only super users may.
+        """
         if principal in self._super_users:
             return True
         question = principal, operation.value, resource.value, name
@@ -103,8 +107,8 @@ class GrantsAuthorizer:
     # --- what is known
 
     def check_known(self, principal: str, code: ErrorCode = ErrorCode.KAFKA_STORAGE_ERROR, namespace: str = "") -> None:
-        """Raise BackendError with this code if the grants of a namespace decide and are not known; an empty namespace
-        is the home namespace.
+        """Raise BackendError with this code if the grants of a namespace decide about the principal, which is no super
+        user, and are not known; an empty namespace is the home namespace.
         """
         if principal not in self._super_users and not self._knows_namespace(namespace or self._grants.home):
             raise BackendError("Pulsar's grants cannot be read", code)
@@ -132,16 +136,17 @@ class GrantsAuthorizer:
         return self._grants.unread(namespaces) if namespaces else ()
 
     async def read(self, namespaces: Collection[str]) -> None:
-        """Read the grants of these namespaces from Pulsar."""
+        """Read the grants of these namespaces from Pulsar. Those that cannot be read count as not known."""
         await self._grants.read(namespaces)
 
     def follow(self, space: Space) -> None:
-        """Read the grants of a space again and again from now on."""
+        """Read the grants of a tenant's space from Pulsar again and again from now on."""
         self._grants.follow(space.name)
 
     async def enter(self, principal: str, space: Space, *, proven: bool) -> str:
-        """Return why the principal cannot belong to a space; empty if it can. It can if that is `proven`, or if its
-        role has a grant there.
+        """Read the grants of a space, and return the reason for which the principal cannot belong to it; empty if it
+        can, and the grants are read again and again from then on. It can if it is `proven` (by its credentials, or by
+        rules) that it belongs there and Pulsar has the namespace, or if its role has a grant there.
         """
         namespace = space.name
         await self._grants.read([namespace])
@@ -188,7 +193,9 @@ class GrantsAuthorizer:
 
 
 def _may_use(given: NamespaceGrants, role: str, subscription: str) -> bool:
-    """Return true if the subscription is one of those that the role may use."""
+    """Return true if the role may use the subscription: no other roles are named for it, and its name begins with the
+    role's if the namespace asks for that.
+    """
     only = given.subscriptions.get(subscription)
     return (only is None or role in only) and (not given.begins_with_role or subscription.startswith(role))
 

@@ -36,22 +36,24 @@ class Issued:
 
     @property
     def pem(self) -> bytes:
-        """The certificate."""
+        """The certificate in PEM."""
         return self.certificate.public_bytes(Encoding.PEM)
 
     @property
     def key_pem(self) -> bytes:
-        """The key."""
+        """The certificate's key in PEM, not encrypted."""
         return self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
     def pkcs12(self, ca: Issued, password: str) -> bytes:
-        """Return the certificate, its key and its CA as a keystore of type PKCS12."""
+        """Return the certificate, its key and its CA's certificate as a keystore of type PKCS12, encrypted by the
+        password.
+        """
         encryption = BestAvailableEncryption(password.encode())
         return serialize_key_and_certificates(b"kop", self.key, self.certificate, [ca.certificate], encryption)
 
 
 def truststore(ca: Issued, password: str) -> bytes:
-    """Return a truststore of type PKCS12, as Java reads it."""
+    """Return a truststore of type PKCS12, as Java reads it, with the certificate of the CA."""
     return serialize_java_truststore(
         [PKCS12Certificate(ca.certificate, b"ca")], BestAvailableEncryption(password.encode())
     )
@@ -60,9 +62,10 @@ def truststore(ca: Issued, password: str) -> bytes:
 def issue(
     name: str, ca: Issued | None, begins: datetime, ends: datetime, *, hosts: Sequence[str] = (), is_ca: bool = False
 ) -> Issued:
-    """Make a certificate for the common name `name`; without a CA it is signed by its own key.
+    """Make a key and a certificate for the common name `name`; without a CA it is signed by its own key.
 
-    One with `hosts` is for servers and clients, as brokers need it; one without for clients.
+    One with `hosts`, names or IP addresses, is for servers and clients, as brokers need it; one without for clients.
+    With `is_ca` it may sign others, and nothing else.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])

@@ -38,7 +38,9 @@ class Store:
 
 
 def read(store: Store) -> str:
-    """Return the certificates of a store in PEM, and the key of a keystore. ValueError if the store cannot be read."""
+    """Return the certificates of a store in PEM, and the key of a keystore. ValueError if the store cannot be read, or
+    its settings contradict one another.
+    """
     prefix = f"ssl.{store.kind}"
     text = "certificate.chain" if store.kind == "keystore" else "certificates"
     if store.location and (store.certificates or store.key):
@@ -66,7 +68,7 @@ def read(store: Store) -> str:
 
 
 def of_java(kind: str, location: str = "STORE") -> str:
-    """Return the advice for a store of Java's own format, how to convert it."""
+    """Return the advice, for an error, how to convert a store of Java's own form; `kind` is keystore or truststore."""
     return (
         f"JKS is Java's own form, which is not read here; convert it: keytool -importkeystore -srckeystore {location} "
         f"-destkeystore {location}.p12 -deststoretype PKCS12, then set ssl.{kind}.type=PKCS12"

@@ -39,15 +39,15 @@ class ListenerSecurity:
     """The space of names of clients that say nothing of who they are."""
 
     def identified(self, subject: str) -> tuple[str, Space]:
-        """Return the principal of a client whose certificate has this subject, and its space, if certificates identify
-        clients. ValueError if the client is refused, with the reason.
+        """Return the principal and the space of a client whose certificate has this subject, on a listener where
+        certificates identify clients. ValueError if the client is refused, with the reason.
         """
         assert self.name_of is not None
         principal = self.name_of(subject)
         return principal, HOME if self.membership is None else self.membership.at_once(principal)
 
     def login(self) -> Login | None:
-        """Return the login of a new connection; None if it needs none."""
+        """Return a login for a new connection; None if clients of the listener need not log in."""
         return Login(self.mechanisms, self.membership) if self.mechanisms else None
 
 

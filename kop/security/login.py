@@ -81,7 +81,7 @@ class Login:
 
     @property
     def mechanisms(self) -> list[str]:
-        """The mechanisms that the listener has."""
+        """The names of the mechanisms that the listener has."""
         return list(self._mechanisms)
 
     @property
@@ -112,9 +112,11 @@ class Login:
         return self._raw and self._exchange is not None
 
     def turn(self, api_key: int, is_served: bool = True) -> Turn:
-        """Return how the next request is handled, by its API key; `is_served`: its version is served, too.
+        """Return how the next request of a client that has to log in is handled, by its API key; `is_served`: its
+        version is served, too.
 
-        An ApiVersions of a version that is not served does not count: the client asks again in version 0 (KIP-511).
+        One ApiVersions is served before the login, which this counts. One of a version that is not served does not
+        count: the client asks again in version 0 (KIP-511).
         """
         if self._has_failed:
             return Turn.CLOSE
@@ -128,8 +130,8 @@ class Login:
         return Turn.CLOSE
 
     def may_begin(self, now_ms: int) -> bool:
-        """Return true if a handshake is accepted now. A client that has logged in may do so again if its session has an
-        end, once a second at most.
+        """Return true if a handshake is accepted at `now_ms`, in milliseconds since the epoch. A client that has logged
+        in may do so again if its session has an end, once a second at most, from the last call that allowed it.
         """
         if self._principal is None:
             return True
@@ -140,8 +142,9 @@ class Login:
         return True
 
     def handshake(self, mechanism: str, version: int, host: str) -> ErrorCode:
-        """Begin a login by `mechanism` for a client at address `host`; returns NONE, or UNSUPPORTED_SASL_MECHANISM if
-        the listener does not have that.
+        """Begin a login by `mechanism` for a client at address `host`; return NONE, or UNSUPPORTED_SASL_MECHANISM if
+        the listener does not have that, so that the login has failed. With another mechanism than that of an earlier
+        login it fails at the client's next step.
         """
         self.claimed = None
         offer = self._mechanisms.get(mechanism)
@@ -157,7 +160,9 @@ class Login:
         return ErrorCode.NONE
 
     async def take(self, token: bytes, wall_ms: Callable[[], int]) -> tuple[bytes, Exchange | None]:
-        """Handle the client's next token: return the answer, and the exchange once it has logged the client in.
+        """Handle the client's next token: return the answer, and the exchange once it has logged the client in. Then
+        its space and the time until its next login are set, and `completed` is called. `wall_ms` gives milliseconds
+        since the epoch.
 
         AuthenticationError if the login has failed: the connection has to be closed.
         """

@@ -31,8 +31,8 @@ class LoginTurns:
 
     @asynccontextmanager
     async def turn(self, host: str, name: str) -> AsyncIterator[None]:
-        """Wait for one of the limited places, for a client that gives this address and name; keep it until the end of
-        the block.
+        """Wait for one of the places, for a client at this address that gives this user name; keep it until the end of
+        the block. Of those that wait each address has its turn, and in it each name.
         """
         await self._take(_origin(host), name)
         try:
@@ -78,7 +78,9 @@ class LoginTurns:
 
 
 def _origin(host: str) -> str:
-    """Return the part of an address that a client cannot choose freely."""
+    """Return the part of an IP address that a client cannot choose freely: of IPv6 the network of 64 bits, else the
+    address.
+    """
     if ":" not in host:
         return host
     try:

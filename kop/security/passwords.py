@@ -39,7 +39,8 @@ class Passwords:
 
     async def check(self, name: str, password: str, host: str = "") -> ClientIdentity | None:
         """Return the identity of the user with this name and password; None if there is none. `host` is the client's
-        address.
+        address. A password of the settings, or one that was right before, is accepted at once; any other waits for one
+        of the places, and takes as long as that of a user that there is not.
         """
         own = self._of_settings(name)
         if own is not None and _same(own, password):
@@ -75,7 +76,7 @@ class Passwords:
 
 
 def checks_at_once() -> LoginTurns:
-    """Return the places that limit the checks of passwords at the same time, for all listeners together."""
+    """Return the places for checks of passwords, two at the same time, for all listeners together."""
     return LoginTurns(_AT_ONCE)
 
 

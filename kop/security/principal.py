@@ -59,7 +59,9 @@ class MappingRules:
 
 
 def can_be_tried(subject: str) -> bool:
-    """Return true if rules can be tried on the subject; to any other subject no rule applies."""
+    """Return true if rules can be tried on the subject: it has 1,024 characters at most, in one line. To any other
+    subject no rule applies.
+    """
     return len(subject) <= LONGEST_SUBJECT and not _ENDS_OF_LINES.search(subject)
 
 
@@ -107,7 +109,9 @@ def _parse(text: str, once: bool, check: Callable[[str], object] | None) -> list
 
 
 def _until_slash(text: str, begin: int) -> tuple[str, int]:
-    """Return the part up to the next slash that is not escaped, and the position behind the slash."""
+    """Return the part from `begin` up to the next slash that is not escaped, and the position behind the slash.
+    ValueError if there is none.
+    """
     at = begin
     while at < len(text) and text[at] != "/":
         at += 2 if text[at] == "\\" else 1
@@ -216,7 +220,9 @@ def _escape(pattern: str, at: int, *, in_class: bool) -> tuple[str, int]:
 
 
 def _class(pattern: str, at: int) -> tuple[str, int]:
-    """Return a class of characters, and the position behind it."""
+    """Return the class of characters that begins at `at` in a pattern, for Python, and the position behind it.
+    ValueError if Python cannot keep to its meaning.
+    """
     begin = at
     made = ["[^" if pattern.startswith("[^", at) else "["]
     at += len(made[0])
@@ -240,7 +246,9 @@ def _class(pattern: str, at: int) -> tuple[str, int]:
 
 
 def _replacement(text: str, groups: int) -> list[str | int]:
-    """Return a replacement as texts and numbers of groups. A number without a group stands for itself, as in Kafka."""
+    """Return a replacement as texts and numbers of groups, of which the pattern has `groups`. A number without a group
+    stands for itself, as in Kafka. ValueError if a $ has no number behind it.
+    """
     parts: list[str | int] = []
     at = 0
     while at < len(text):

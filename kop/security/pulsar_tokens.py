@@ -49,7 +49,9 @@ class PulsarTokens:
         self._lines = Repeats()
 
     async def check(self, token: str) -> ClientIdentity:
-        """Return the identity that a token gives. TokenError if the token is not valid."""
+        """Return the identity that a token of Pulsar gives, by the keys, or without any by asking Pulsar. TokenError if
+        the token is not valid, or Pulsar cannot be asked.
+        """
         if keys := self._keys():
             return checked(token, keys, self._rules, clock.wall())
         with claimed_by(token, self._rules):

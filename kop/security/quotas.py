@@ -114,8 +114,8 @@ def _is_address(host: str) -> bool:
 
 
 def check(entity: Entity, key: str, value: float) -> QuotaKind:
-    """Return the kind of quota that a client wants to set. PeerError if the entity cannot have that quota, or the value
-    is not possible.
+    """Return the kind of quota that a client wants to set for the entity, by Kafka's name `key`. PeerError if the
+    entity cannot have that quota, or the value is not possible.
     """
     takes = {QuotaKind.CONNECTIONS} if entity.ip is not None else set(QuotaKind) - {QuotaKind.CONNECTIONS}
     if key not in takes:
@@ -215,11 +215,13 @@ class Quotas:
         return sum(map(len, self._values.values()))
 
     def of(self, entity: Entity) -> Mapping[QuotaKind, float]:
-        """Return the quotas of an entity."""
+        """Return the quotas of this very entity, by kind; empty if it has none."""
         return self._values.get(entity, {})
 
     def matching(self, which: QuotaMatch, space: Space = HOME) -> Iterator[tuple[Entity, Mapping[QuotaKind, float]]]:
-        """Yield the entities that a filter describes in the words of the space, in order, with their quotas."""
+        """Yield the entities that a filter describes, in order, with their quotas. Filter and entities have the names
+        that clients of `space` use.
+        """
         in_its_words = [
             (shown, values)
             for entity, values in self._values.items()
@@ -228,7 +230,7 @@ class Quotas:
         yield from sorted(in_its_words, key=lambda item: [(name is not None, name or "") for name in item[0]])
 
     def put(self, entity: Entity, kind: QuotaKind, value: float | None) -> None:
-        """Set a quota; None removes it."""
+        """Set the quota of that kind for an entity; None removes it. The version grows if that changes anything."""
         known = self._values.get(entity, {})
         if known.get(kind) == value:
             return
@@ -246,7 +248,7 @@ class Quotas:
             del self._values[entity]
 
     def replace(self, values: Mapping[tuple[Entity, QuotaKind], float]) -> None:
-        """Make these the only quotas."""
+        """Make these the only quotas; the version grows if that changes anything."""
         there = [(entity, kind) for entity, known in self._values.items() for kind in known]
         for key in there:
             if key not in values:
@@ -255,11 +257,12 @@ class Quotas:
             self.put(entity, kind, value)
 
     def limit(self, kind: QuotaKind, user: str, client_id: str, space: Space = HOME) -> tuple[float, Share] | None:
-        """Return the quota of that kind that holds for a client, with those who share it; None if there is none.
+        """Return the quota of that kind that holds for a client, and the user and client id with whom it is shared,
+        None for all; None if there is no quota.
 
         The first that there is holds: of user and client id, user and default client id, user, then the same with the
         default user, then of the client id, and of the default one. For a client of a tenant these are quotas of its
-        space; where that has none, the defaults of the cluster hold.
+        space; if that has none, the defaults of the cluster hold.
         """
         user, client_id = space.inward(user), space.inward(client_id)
         both, alone = (user, client_id), (user, None)

@@ -31,7 +31,7 @@ def _principals(value: str) -> str:
 
 
 def principals_of(value: str) -> list[str]:
-    """Return the principals that the text of super.users names."""
+    """Return the principals that the text of super.users names, with semicolons between them."""
     return [text for item in value.split(";") if (text := item.strip())]
 
 
@@ -127,12 +127,16 @@ class SecuritySettings(Settings):
 
     @property
     def has_tenants(self) -> bool:
-        """True if clients may belong to tenants. Without an authorizer nothing would keep these apart."""
+        """True if clients may belong to tenants: rules, a claim of tokens, or tokens of Pulsar say to which, and there
+        is an authorizer, without which nothing would keep tenants apart.
+        """
         given = self.kop_tenant_rules or self.kop_tenant_claim or self.kop_pulsar_tokens
         return bool(self.authorizer_class_name and given)
 
     def problems(self) -> Iterable[str]:
-        """Yield a problem if nobody could ever give anybody a right."""
+        """Yield a line for each contradiction: ACLs decide and there is nobody who could make the first one, or tenants
+        are told apart and nothing decides what they may do.
+        """
         yield from super().problems()
         decides = self.authorizer_class_name == STANDARD_AUTHORIZER
         if decides and not principals_of(self.super_users) and not self.allow_everyone_if_no_acl_found:

@@ -68,7 +68,8 @@ class SecurityState:
         self.users.on_change(callback)
 
     async def open(self, waiting: Callable[[str], None] | None = None) -> None:
-        """Read the whole state, and follow the records that any broker writes from now on.
+        """Read the whole state, and follow the records that any broker writes from now on. The first broker also makes
+        the cluster's secret.
 
         Waits while storage cannot give the topic, and calls `waiting` with the reason. KopError if the topic is not
         possible.
@@ -102,8 +103,9 @@ class SecurityState:
     async def write(self, decide: Callable[[], Sequence[KeyValue]]) -> None:
         """Write the records that `decide` returns for the newest state; they are in force on this broker on return.
 
-        `decide` may be called several times; only the records of the last call are written. KopError if storage has
-        failed: then it is not known if they were written.
+        `decide` may be called several times; only the records of the last call are written, none if it returns none.
+        BackendError if storage has failed, or not answered within 20 s: then it is not known if they were written. What
+        `decide` raises is raised.
         """
         try:
             async with asyncio.timeout(_WRITE_SECONDS), self._writing:
@@ -117,7 +119,9 @@ class SecurityState:
             raise BackendError(f"users and ACLs cannot be written to {SECURITY_TOPIC}", code)
 
     async def _write_as_leader(self, decide: Callable[[], Sequence[KeyValue]]) -> ErrorCode:
-        """Become the only writer of the state, write, and give that up again."""
+        """Become the only writer of the state, write what `decide` returns for it, read it back, and give that up
+        again. Return the error code, NONE if all is written.
+        """
         follower, log = self._follower, self._state_log
         if follower is None:
             raise InternalError("users and ACLs are written before `open`")
@@ -185,8 +189,8 @@ class SecurityState:
             self.tokens.put(token_id, token)
 
     def collect(self) -> Iterable[Metric]:
-        """Return metrics: the numbers of users, ACLs, quotas and tokens, and the seconds since storage last confirmed
-        that they are the newest.
+        """Return metrics: the numbers of users, ACLs, quotas, tokens, and records that are not understood, and the
+        seconds since storage last confirmed that they are the newest.
         """
         age = 0.0 if self._follower is None else self._follower.age
         return (

@@ -27,8 +27,8 @@ class RightsInSpaces(Protocol):
     """The authority on rights, as far as it concerns the spaces of names that clients belong to."""
 
     def enter(self, principal: str, space: Space, *, proven: bool) -> Awaitable[str]:
-        """Return why a client cannot belong to a space; empty if it can. Unless it is `proven` that it belongs there,
-        it needs some right in it.
+        """Return the reason for which a client cannot belong to a space; empty if it can. Unless it is `proven` (by its
+        credentials, or by rules) that it belongs there, it needs some right in it.
         """
 
     def follow(self, space: Space) -> None:
@@ -56,8 +56,8 @@ class TenantMembership:
                 raise ConfigError([f"{RULES} {error}"]) from None
 
     def at_once(self, principal: str) -> Space:
-        """Return the space of a client of which only the principal is known. ValueError if it has none, with the
-        reason.
+        """Return the space of a client of which only the principal is known, by the rules; from now on the rights in
+        that space are read again and again. ValueError if it has none, with the reason.
         """
         space = self._by_rules(principal)
         self._rights.follow(space)
@@ -77,7 +77,9 @@ class TenantMembership:
             raise ValueError(f"{RULES} are wrong about {principal[:_SHOWN]!r}: {error}") from None
 
     async def of(self, principal: str, claim: NamespaceClaim | None) -> Space:
-        """Return the space of a client that has logged in. AuthenticationError if it has none, with the reason."""
+        """Return the space of a client that has logged in, by its claim or by the rules. AuthenticationError if there
+        is none, or the client cannot belong to it, with the reason.
+        """
         try:
             space, proven = self._claimed(principal, claim)
         except ValueError as error:

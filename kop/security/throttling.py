@@ -43,7 +43,7 @@ class Rate:
         self._total = 0.0
 
     def record(self, amount: float, now: float) -> None:
-        """Count an amount that was used."""
+        """Count an amount that was used at `now`, in seconds of the clock that all calls have in common."""
         self._forget(now)
         windows = self._windows
         if windows and now < windows[-1][0] + 1:
@@ -53,19 +53,21 @@ class Rate:
         self._total += amount
 
     def delay(self, limit: float, now: float, more: float = 0.0) -> float:
-        """Return the seconds after which the rate is within the limit again; 0 if it is. `more` is an amount to be used
-        besides.
+        """Return the seconds from `now` after which the rate is within the limit (an amount a second) again; 0 if it
+        is. `more` is an amount to be used besides, which is not counted.
         """
         self._forget(now)
         return max(0.0, (self._total + more) / limit - self._seconds(now))
 
     def room(self, limit: float, now: float) -> float:
-        """Return the amount that may be used now, within the limit."""
+        """Return the amount that may be used at `now` (in seconds) so that the rate stays within the limit, an amount a
+        second.
+        """
         self._forget(now)
         return max(0.0, limit * self._seconds(now) - self._total)
 
     def _seconds(self, now: float) -> float:
-        """Return the time over which the rate is taken; windows that have not begun yet count in full."""
+        """Return the seconds over which the rate is taken; windows that have not begun yet count in full."""
         seconds = now - self._windows[0][0] if self._windows else 0.0
         return seconds + max(0, WINDOWS - 1 - int(seconds))
 
@@ -87,12 +89,14 @@ class Bucket:
         self._at = 0.0
 
     def record(self, amount: float, limit: float, now: float) -> None:
-        """Count an amount that was used."""
+        """Count an amount that was used at `now` (in seconds); `limit` a second have flowed back since the last one."""
         self._taken = self._left(limit, now) + amount
         self._at = now
 
     def delay(self, limit: float, now: float) -> float:
-        """Return the seconds after which something may be used again; 0 if it may be now."""
+        """Return the seconds from `now` after which something may be used again; 0 if it may be now. `limit` is what
+        flows back in a second; eleven seconds' worth may be taken in advance.
+        """
         return max(0.0, self._left(limit, now) / limit - WINDOWS)
 
     def _left(self, limit: float, now: float) -> float:
@@ -148,11 +152,15 @@ class Meter:
         """The kind of the quota that it is held for."""
 
     def is_started(self) -> None:
-        """Start the time of the request, which has begun; the time since the meter was made counts, too."""
+        """Add the time since the meter was made, in which the request's handler was called, to the time that the
+        request took.
+        """
         self.seconds += clock.perf_counter() - self._begun
 
     def room(self) -> float | None:
-        """Return the bytes that an answer to Fetch may have now, 0 if the client is held instead; None: any number."""
+        """Return the bytes that an answer to Fetch may have now; None: any number. If the client took too much before,
+        return 0: it is held instead, and the seconds are noted.
+        """
         now = self._owner.now()
         self._hold_for_requests(now)
         consumed = self._quotas.consumed
@@ -163,7 +171,9 @@ class Meter:
         return None if consumed is None else max(1.0, consumed.rate.room(consumed.limit, now))
 
     def consume(self, size: int) -> bool:
-        """Count the bytes of an answer to Fetch; return false, with nothing counted, if the client is held instead."""
+        """Count the bytes of an answer to Fetch and return true; return false, without counting them, if the client
+        took too much before and is held instead.
+        """
         self._count_time(self._owner.now())
         if self.room() == 0:
             return False
@@ -173,8 +183,8 @@ class Meter:
         return True
 
     def mutate(self, partitions: int, *, strict: bool) -> bool:
-        """Count partitions that are made or deleted; return false, with nothing counted, if `strict` and the client
-        made too many before.
+        """Count partitions that are made or deleted, and return true; the client is held if they are too many. With
+        `strict` the client is held if it made too many before: then nothing is counted, and the result is false.
         """
         mutations, now = self._quotas.mutations, self._owner.now()
         if mutations is None:
@@ -188,7 +198,9 @@ class Meter:
         return True
 
     def answered(self) -> float:
-        """Count the request, whose answer goes out now; return the seconds for which its client is held."""
+        """Count the request in the quotas of its client, because its answer goes out now; return the seconds for which
+        the client is held. To be called once.
+        """
         now = self._owner.now()
         self._count_time(now)
         if not self._gave:
@@ -275,7 +287,7 @@ class Throttling:
         """The number of times that somebody was held, and the seconds of it, by the kind of quota."""
 
     def of(self, principal: str, client_id: str | None, space: Space = HOME) -> ClientQuotas | None:
-        """Return the quotas that hold for a client; None if there are none."""
+        """Return the quotas that hold for a client, each with what counts against it; None if there are none."""
         clients = self._clients
         if self._version != self.quotas.version or len(clients) >= self._most_counted:
             clients.clear()
@@ -309,7 +321,9 @@ class Throttling:
         return _Counted(self._counter(self._rates[share[1] is not None], (kind, share), Rate), limit[0])
 
     def connected(self, host: str) -> float:
-        """Count a new connection of an address; return 0, or the seconds after which it is to be closed."""
+        """Count a new connection of an address and return 0; if the address opens more than its quota, return the
+        seconds (one at most) after which the connection is to be closed, which does not count.
+        """
         limit = self.quotas.connections(host)
         if limit is None:
             return 0.0
@@ -334,12 +348,12 @@ class Throttling:
 
     @property
     def counted(self) -> int:
-        """The number of counts that are kept."""
+        """The number of counters that are kept, for clients and addresses."""
         of_clients = sum(map(len, self._rates)) + sum(map(len, self._buckets))
         return of_clients + len(self._hosts)
 
     def note(self, kind: QuotaKind, delay: float) -> None:
-        """Count that a client is held for `delay` seconds."""
+        """Count for the metrics that a client is held for `delay` seconds by a quota of that kind."""
         held = self._held[kind]
         held[0] += 1
         held[1] += delay

@@ -82,8 +82,8 @@ class TlsContext:
     """The certificates that it was made of."""
 
     def look(self) -> None:
-        """Read the files again if they have changed; if they are wrong, keep the old contents and log that. Warn of
-        certificates that end soon.
+        """Read the files again if they have changed, and make the context anew; if they are wrong, keep the old one and
+        log that. Log certificates that hold for fewer than 14 days.
         """
         stamps = self._stamps()
         if stamps != self._seen:
@@ -101,7 +101,7 @@ class TlsContext:
         return [_stamp_of(path) for path in self._files]
 
     def _warn(self, now: float) -> None:
-        """Log each certificate that ends soon, once a day."""
+        """Log each certificate that holds for fewer than 14 days at `now` (seconds since the epoch), once a day."""
         for stored in self.certificates:
             days = stored.certificate.days_left(now)
             if days < WARNED_DAYS and self._warned.get(stored) != int(days):
@@ -116,12 +116,16 @@ class TlsContext:
 
 
 def of_listener(name: str, options: TlsFiles) -> TlsContext:
-    """Return the TLS context by which a listener shows its certificate, and asks clients for theirs."""
+    """Return the TLS context by which a listener shows its certificate, and asks clients for theirs if it is set so.
+    ConfigError if it cannot be made.
+    """
     return TlsContext(name, options, server_context)
 
 
 def of_caller(name: str, options: TlsFiles) -> TlsContext:
-    """Return the TLS context by which a broker connects to another broker's listener."""
+    """Return the TLS context by which a broker connects to another broker's listener. ConfigError if it
+    cannot be made.
+    """
     return TlsContext(name, options, client_context)
 
 

@@ -24,8 +24,8 @@ class TokenExpiry:
     def __init__(
         self, security: SecurityState, ended: Callable[[], None], wall_ms: Callable[[], int], every_ms: int
     ) -> None:
-        """`ended` is called when a token has ended. `wall_ms` gives milliseconds since the epoch; expired tokens are
-        removed every `every_ms`.
+        """`ended` is called whenever a token may have ended. `wall_ms` gives milliseconds since the epoch; expired
+        tokens are removed every `every_ms` milliseconds.
         """
         self._security = security
         self._ended = ended
@@ -35,7 +35,7 @@ class TokenExpiry:
         self._removing: asyncio.Task[None] | None = None
 
     def open(self) -> None:
-        """Start the background work."""
+        """Begin to call `ended` after each change or end of a token, and to remove expired tokens in the background."""
         self._security.tokens.on_change(lambda _: self._look())
         self._removing = asyncio.get_running_loop().create_task(
             background.repeat("removing expired delegation tokens", self.remove, every=self._every)
@@ -43,7 +43,7 @@ class TokenExpiry:
         self._look()
 
     async def close(self) -> None:
-        """Stop the background work."""
+        """Stop looking at tokens and removing them."""
         if self._timer is not None:
             self._timer.cancel()
         if self._removing is not None:
@@ -63,7 +63,9 @@ class TokenExpiry:
         return [token for token in self._security.tokens if token.has_expired(now)]
 
     def _look(self) -> None:
-        """Call `ended` if tokens have ended, and look again when the next one does."""
+        """Call `ended`, since a token may have ended or was changed, and plan the next look for when the next one ends,
+        in a day at most.
+        """
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

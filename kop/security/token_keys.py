@@ -67,15 +67,19 @@ class KeySource:
         self._pause = _FIRST_PAUSE
 
     def ask(self, now: float) -> None:
-        """Let the keys be fetched soon, because a token names a key that is not known."""
+        """Let the keys be fetched at `now`, or ten seconds after the last try if that is later, because a token names a
+        key that is not known.
+        """
         self._due = min(self._due, max(now, self._tried + _LEAST_SECONDS))
 
     def is_due(self, now: float) -> bool:
-        """Return true if the keys have to be fetched now."""
+        """Return true if the keys have to be fetched at `now`, in seconds of the monotonic clock."""
         return now >= self._due
 
     async def fetch(self, now: float) -> None:
-        """Fetch the keys. BackendError if that fails; the old keys stay valid."""
+        """Fetch the keys, and set when they are due again. BackendError if that fails or takes longer than ten seconds;
+        the old keys stay valid, and the next try comes after a pause.
+        """
         from kop.security.tokens import keys_of_jwks  # noqa: PLC0415 - as aiohttp
 
         self._tried = now
@@ -129,18 +133,20 @@ class KeySources:
         self._asking: asyncio.Task[None] | None = None
 
     def source(self, url: str, refresh_seconds: float) -> KeySource:
-        """Return the source of the JWKS at a URL. ValueError if the URL is neither one of file: nor of https:."""
+        """Return the source of the JWKS at a URL, the same for the same URL and time between fetches. ValueError if the
+        URL is neither one of file: nor of https:.
+        """
         known = self._sources.get((url, refresh_seconds))
         return known or self.follow(KeySource(url, refresh_seconds), refresh_seconds)
 
     def follow(self, source: KeySource, refresh_seconds: float = math.inf) -> KeySource:
-        """Fetch the keys of a source from now on; return it."""
+        """Keep a source among those whose keys are fetched once `open` was called; return it."""
         self._sources[source.url, refresh_seconds] = source
         return source
 
     async def open(self) -> None:
-        """Fetch the keys of every source once, then again and again in the background. The first time waits only a
-        little for a source that does not answer.
+        """Fetch the keys of every source once, then again and again in the background. The first time waits at most ten
+        seconds for sources that do not answer.
         """
         if not self._sources:
             return
@@ -155,7 +161,7 @@ class KeySources:
             await asyncio.gather(self._asking, return_exceptions=True)
 
     async def look(self) -> None:
-        """Fetch the keys of all sources that are due."""
+        """Fetch the keys of all sources that are due, side by side; failures are logged."""
         now = self._now()
         await asyncio.gather(*(self._fetch(source, now) for source in self._sources.values() if source.is_due(now)))
 

@@ -28,7 +28,7 @@ class Bearers:
         self._wall_ms = wall_ms
 
     def valid(self, token_id: str) -> DelegationToken | None:
-        """Return the token of that id; None if there is none, or it has expired."""
+        """Return the token of that id; None if there is none, or it has expired by now."""
         return self._issuer.valid(token_id, self._wall_ms())
 
     async def verifier(self, mechanism: str, token_id: str, salt: bytes, host: str) -> ScramCredential:

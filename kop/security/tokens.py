@@ -93,7 +93,7 @@ def secret_key(secret: bytes) -> TokenKey:
 
 
 def keys_of_jwks(text: bytes) -> tuple[TokenKey, ...]:
-    """Return the keys of a JWKS document that can verify tokens. ValueError if there are none."""
+    """Return the keys of a JWKS document that can verify tokens, of its first 100. ValueError if there are none."""
     try:
         listed = json.loads(text)["keys"]
         rows = [row for row in listed if isinstance(row, dict)][:_MOST_KEYS]
@@ -207,7 +207,9 @@ def _decoded(token: str, key: TokenKey, rules: TokenRules) -> Mapping[str, Any]:
 
 
 def unsecured(token: str, rules: TokenRules, now: float) -> ClientIdentity:
-    """Return the identity that an unsigned token gives. TokenError if it is not valid, or is signed."""
+    """Return the identity that an unsigned token gives, at `now` in seconds since the epoch. TokenError if it is not
+    valid, or is signed.
+    """
     with claimed_by(token, rules):
         if _header(token).get("alg") != "none" or not token.endswith("."):
             raise TokenError("it is signed, and there is no key to check that")
@@ -215,7 +217,9 @@ def unsecured(token: str, rules: TokenRules, now: float) -> ClientIdentity:
 
 
 def unchecked_claims(token: str) -> Mapping[str, Any]:
-    """Return the claims of a token, which may be false. TokenError if it is malformed."""
+    """Return the claims of a token without a check of its signature, so that they may be false. TokenError if it is
+    malformed.
+    """
     try:
         text = token.split(".")[1]
         claims = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
@@ -236,8 +240,8 @@ def _header(token: str) -> Mapping[str, Any]:
 
 
 def identity_of(claims: Mapping[str, Any], rules: TokenRules, now: float) -> ClientIdentity:
-    """Return the identity that these claims give, at `now`. TokenError if they name nobody, or do not hold by the rules
-    or at that time.
+    """Return the identity that these claims of a token give, at `now` in seconds since the epoch. TokenError if they
+    name nobody, or do not hold by the rules or at that time.
     """
     name = claims.get(rules.name_claim)
     if not isinstance(name, str) or not name.strip() or len(name) > LONGEST_NAME or _SURROGATE.search(name):

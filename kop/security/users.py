@@ -51,7 +51,9 @@ class ScramCredential:
     def of_password(
         cls, mechanism: Mechanism, password: str, iterations: int = LEAST_ITERATIONS, salt: bytes | None = None
     ) -> ScramCredential:
-        """Return the credential of a password. It takes milliseconds: not for the event loop's thread."""
+        """Return the credential of a password, with a salt that is made if none is given. It takes milliseconds: not
+        for the event loop's thread.
+        """
         if salt is None:
             salt = bytes.fromhex(clock.token_hex(SALT_BYTES))
         salted = hashlib.pbkdf2_hmac(mechanism.hash_name, password.encode(), salt, iterations)
@@ -59,7 +61,7 @@ class ScramCredential:
 
     @classmethod
     def of_salted(cls, mechanism: Mechanism, salted: bytes, iterations: int, salt: bytes) -> ScramCredential:
-        """Return the credential of a salted password."""
+        """Return the credential of a password that was hashed with the salt already, so many times."""
         client_key = hmac.digest(salted, b"Client Key", mechanism.hash_name)
         stored_key = hashlib.new(mechanism.hash_name, client_key).digest()
         return cls(salt, stored_key, hmac.digest(salted, b"Server Key", mechanism.hash_name), iterations)
@@ -85,7 +87,7 @@ class Users:
         return name in self._users
 
     def scram(self, mechanism: Mechanism, name: str) -> ScramCredential | None:
-        """Return the credential of a user, or None."""
+        """Return the credential of a user for a mechanism, or None."""
         return self.of(name).get(mechanism)
 
     def of(self, name: str) -> Credentials:
@@ -101,7 +103,9 @@ class Users:
         self._listeners.append(callback)
 
     def put(self, name: str, mechanism: Mechanism, credential: ScramCredential | None) -> None:
-        """Set a credential, or remove it if it is None. Nothing is done if it is so already."""
+        """Set a user's credential for a mechanism, or remove it if it is None, and call the callbacks of `on_change`.
+        Nothing is done if it is so already.
+        """
         if self.scram(mechanism, name) == credential:
             return
         if credential is not None:
@@ -115,7 +119,9 @@ class Users:
             callback(name)
 
     def replace(self, credentials: Mapping[UserKey, ScramCredential]) -> None:
-        """Make these the only credentials; those that exist already stay as they are."""
+        """Make these the only credentials; those that exist already stay as they are. The callbacks of `on_change` are
+        called for each other one.
+        """
         for name, mechanism in [(name, each) for name, known in self._users.items() for each in known]:
             self.put(name, mechanism, credentials.get((name, mechanism)))
         for (name, mechanism), credential in credentials.items():

@@ -41,7 +41,8 @@ def parse_users(text: str) -> dict[str, str]:
 
 
 async def make_missing_users(path: str, security: SecurityState, most: int) -> None:
-    """Make those users of a file that do not exist, with a credential for each SCRAM mechanism.
+    """Make those users of a file that do not exist, with a credential for each SCRAM mechanism; those that exist keep
+    theirs.
 
     ConfigError if the file cannot be read, or there would be more than `most` users; KopError if storage has failed.
     """

@@ -84,11 +84,13 @@ class ConnectionOwner(Protocol):
     bytes_out: int
 
     def admit(self, connection: ClientConnection) -> bool:
-        """Count a new connection; return false, so that it is closed, if a limit on connections is reached."""
+        """Count a new connection and return true; return false, so that it is closed, if a limit on connections is
+        reached or the server stops.
+        """
 
     def held(self, connection: ClientConnection) -> float:
-        """Return the seconds after which a connection that was counted has to be closed, because its address opens more
-        than a quota allows; 0 if it does not.
+        """Count a new connection against the quota of its address; return the seconds after which it has to be closed
+        because the address opens more than that allows, or 0.
         """
 
     def release(self, connection: ClientConnection) -> None:
@@ -98,7 +100,7 @@ class ConnectionOwner(Protocol):
         """Call `connection.flush` in the next turn of the loop."""
 
     def bad_frame(self, connection: ClientConnection, reason: str, kind: str) -> None:
-        """Log and count a connection that is closed for what it sent."""
+        """Log a connection that is closed for what it sent, and count it in the metrics under `kind`."""
 
 
 class ClientConnection(asyncio.BufferedProtocol):
@@ -184,7 +186,9 @@ class ClientConnection(asyncio.BufferedProtocol):
     # --- asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Count the new connection, or close it if a limit on connections is reached."""
+        """Count the new connection. Close it at once if a limit on connections is reached, after a pause if a quota of
+        its address is; else give its client 30 s to log in, if the listener asks for that.
+        """
         self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         peer = transport.get_extra_info("peername") or ("?", 0)
         local = transport.get_extra_info("sockname") or ("?", 0)
@@ -215,7 +219,9 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._login_timer = None
 
     def _session_over(self) -> None:
-        """Accept nothing more from the client but a new login."""
+        """Accept nothing more from the client but a new login, because its session has lasted as long as its login
+        allowed.
+        """
         self._login_timer = None
         if self.info.login is None:
             self.info.login = self.info.session
@@ -225,7 +231,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._refuse(FrameError(f"it has not logged in within {LOGIN_SECONDS:.0f} s"))
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Cancel all waits of the peer that is gone, and free the connection's memory."""
+        """Cancel all waits of the peer that is gone, free the connection's memory, and count the connection no more."""
         self._leave()
         self._transport = None
         self._end_login_timer()
@@ -241,7 +247,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         return self._server.receive_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Handle the bytes that arrived in the buffer: start the requests among them, or keep them."""
+        """Handle the bytes that arrived in the buffer: start the requests among them, or keep them. An error, such as
+        bytes that are no request, closes the connection.
+        """
         server = self._server
         self.last_active = server.loop.time()
         server.bytes_in += nbytes
@@ -267,7 +275,8 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         """Handle that the client has closed its half of the connection: the requests that it sent still take effect,
-        but it gets no answers any more, as with Kafka.
+        but it gets no answers any more, as with Kafka. Return true if the connection stays open until they were
+        started.
 
         A producer with acks=0 may close right after its last request. Only a long poll is not waited for.
         """
@@ -277,13 +286,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         return True
 
     def pause_writing(self) -> None:
-        """Start no more requests of the client, because it does not read its answers."""
+        """Start no more requests of the client until `resume_writing`, because it does not read its answers."""
         self.unread_since = self._server.loop.time()
         self._hold |= _UNREAD
         self.settle_unread()
 
     def resume_writing(self) -> None:
-        """Start requests again, because the client reads its answers."""
+        """Start requests again, unless something else is against it, because the client reads its answers."""
         self.unread_since = 0.0
         self.settle_unread()
         self._go_on(_UNREAD)
@@ -291,7 +300,8 @@ class ClientConnection(asyncio.BufferedProtocol):
     # --- frames
 
     def _feed(self, data: memoryview, *, own: bool) -> memoryview | None:
-        """Start the requests whose frames are in `data`; return the part of it that may not be handled yet, or None.
+        """Start the requests whose frames are in `data`; return the part of it that may not be handled yet, or None. A
+        frame that is not whole is kept as the incomplete one.
 
         `own` is true if the memory is this connection's alone; else it is the shared buffer.
         """
@@ -322,7 +332,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         return None
 
     def _look_at_the_clock(self) -> None:
-        """End the turn of the connection between two requests that came together, if it has lasted too long."""
+        """End the turn of the connection between two requests that came together, if it has lasted for 3 ms: the rest
+        of them is started after other connections had their turn.
+        """
         now = self._server.requests.look_at_the_time()
         if not self._turn_ends:
             self._turn_ends = now + _TURN_SECONDS
@@ -341,7 +353,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         return count
 
     def _frame_grown(self) -> None:
-        """Start the incomplete frame's request if it is whole now; if not, see that there is memory for more of it."""
+        """Start the incomplete frame's request if it is whole now, or keep it if it may not start yet; if it is not
+        whole, see that there is memory for more of it, or stop reading until there is.
+        """
         frame = self._frames.incomplete
         assert frame is not None
         view = self._frames.completed()
@@ -363,7 +377,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     # --- what may not be taken yet
 
     def _hold_back(self, data: memoryview) -> None:
-        """Keep a copy of bytes that may not be handled yet, and stop reading the socket if they are many."""
+        """Keep a copy of bytes that may not be handled yet, and stop reading the socket once 64 KiB are kept."""
         held = self._held
         if held and len(held[-1]) + len(data) <= MERGED:
             piece = memoryview(bytearray(b"".join((held.pop(), data))))
@@ -376,7 +390,9 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._pause()
 
     def _go_on(self, reason: int) -> None:
-        """Remove a reason to start no requests, and handle the bytes that were held back if no reason is left."""
+        """Remove a reason, one of this module's flags, to start no requests, and handle the bytes that were held back
+        if no reason is left.
+        """
         self._hold &= ~reason
         if self._hold or self._feeding:
             return
@@ -429,8 +445,8 @@ class ClientConnection(asyncio.BufferedProtocol):
     # --- requests and answers
 
     def _may_start(self, frame: memoryview) -> bool:
-        """Return false if the request has to wait: for those before it, which may not overlap with it, or for memory to
-        read into.
+        """Return false if the request in the frame has to wait, and note the reason: for those before it, which may not
+        overlap with it, or for memory to read into.
         """
         short = self._memory.short
         if not self._responses and not short:
@@ -476,7 +492,9 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._server.flush_soon(self)
 
     def flush(self) -> None:
-        """Write the answers that are ready, then start the requests that had to wait for them."""
+        """Write the answers that are ready, then start the requests that had to wait for them. An error closes the
+        connection.
+        """
         self._flushing = False
         if self._hold & _CLOSED:
             return
@@ -505,7 +523,9 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._go_on(reason)
 
     def _write_all(self, ready: Sequence[Answer]) -> None:
-        """Write the answers to successive requests, up to one that closes the connection instead."""
+        """Write the answers to successive requests, and count them in the metrics and quotas. One that has an error
+        closes the connection, behind its own bytes if it has any; those behind it are not written.
+        """
         buffers: list[bytes | bytearray | memoryview] = []
         now = clock.perf_counter()
         meters = self._meters
@@ -538,12 +558,14 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._quota_timer = loop.call_later(seconds, self.end_quota)
 
     def quotas_changed(self, version: int) -> None:
-        """Start requests again if the client is held by quotas of another version."""
+        """Start requests again if a quota holds the client that was set by another version of the quotas than this one,
+        which is in force now.
+        """
         if self._quotas != version:
             self.end_quota()
 
     def end_quota(self) -> None:
-        """Start requests again, because the time is over for which a quota holds the client."""
+        """Start requests again if a quota holds the client, because its time is over or the quotas have changed."""
         if self._quota_timer is not None and not self._hold & _CLOSED:
             self._quota_timer.cancel()
             self._quota_timer = None
@@ -578,7 +600,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._memory.freed()
 
     def settle_unread(self) -> None:
-        """Count the bytes of answers that the client has not read by now against the memory limit."""
+        """Count the bytes of answers that the client has not read by now against the memory limit, in place of those
+        counted last.
+        """
         unsent = self.unsent
         if unsent != self._unread and not self._hold & _CLOSED:
             self._discharge(self._unread - unsent)
@@ -669,7 +693,9 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def drain(self) -> bool:
-        """Start no more requests; return true once none is under way but a long poll, and all answers are sent."""
+        """Start no more requests; return true if none is under way now but a long poll, and all answers are sent.
+        Called again and again until then.
+        """
         self._hold |= _DRAINING
         return self._transport is None or ((self._polling or not self._responses) and not self.unsent)
 
@@ -690,7 +716,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                 transport.abort()
 
     def close(self) -> None:
-        """Close the connection after all that was written is sent."""
+        """Close the connection after all that was written to it is sent."""
         if self._transport is not None:
             self.closing_since = self.closing_since or self._server.loop.time()
             self._transport.close()

@@ -40,8 +40,8 @@ class IncompleteFrame:
     __slots__ = ("buffer", "filled", "since", "size")
 
     def __init__(self, size: int, start: memoryview, *, plenty: bool) -> None:
-        """Begin a frame. `start` is the part that has arrived, less than `size` bytes; `plenty` is true if there is
-        much memory.
+        """Begin a frame. `start` is the part that has arrived, less than `size` bytes. `plenty` is true if there is
+        much memory: then a frame of up to 1 MiB gets all of its memory now.
         """
         self.size = size
         self.filled = len(start)
@@ -51,12 +51,12 @@ class IncompleteFrame:
         self.buffer[: self.filled] = start
 
     def room(self) -> memoryview:
-        """Return the part of the buffer for the next bytes. Never empty after `grow`."""
+        """Return the part of the buffer that is not filled, for the next bytes. Never empty after `grow`."""
         return memoryview(self.buffer)[self.filled :]
 
     def take(self, data: memoryview) -> tuple[int, int]:
-        """Copy the start of `data` into the frame; return the number of bytes, and the bytes of memory that the frame
-        has grown by.
+        """Copy the start of `data` into the frame, as far as the frame reaches; return the number of bytes copied, and
+        the bytes of memory that the frame has grown by.
         """
         count = min(len(data), self.size - self.filled)
         stop = self.filled + count
@@ -66,8 +66,8 @@ class IncompleteFrame:
         return count, grown
 
     def grow(self, least: int) -> int:
-        """Make room for at least `least` bytes in all, at least double the memory; return the bytes that it has grown
-        by.
+        """Make room for at least `least` bytes in all, by doubling the memory at least, up to the size of the frame;
+        return the bytes that it has grown by.
         """
         grown = bytearray(min(self.size, max(least, 2 * len(self.buffer))))
         grown[: self.filled] = memoryview(self.buffer)[: self.filled]
@@ -95,8 +95,8 @@ class FrameSplitter:
         self.incomplete: IncompleteFrame | None = None
 
     def joined(self, data: memoryview) -> tuple[memoryview, bool]:
-        """Return the bytes to be cut: what is left of a size that has arrived in part, and `data` behind it. Return
-        true as well if that was copied, to memory of its own.
+        """Return the bytes to be cut: the first bytes of a frame's size that came before, if there are any, and `data`
+        behind them. Return true as well if that was copied, to memory of its own.
         """
         if not self._prefix:
             return data, False
@@ -108,7 +108,7 @@ class FrameSplitter:
         """Return the frame whose size field begins at `pos`, without that field.
 
         None if it is not whole: its bytes so far were copied then, to `incomplete` if the size is known. FrameError if
-        no request can have the size. `plenty` is true if there is much memory.
+        no request can have the size. `plenty` is true if there is much memory, for a frame that is not whole.
         """
         start = pos + 4
         end = len(data)
@@ -125,7 +125,7 @@ class FrameSplitter:
         return data[start:stop]
 
     def completed(self) -> memoryview | None:
-        """Return the incomplete frame once it is whole, in memory of its own; None before."""
+        """Return the incomplete frame once it is whole, in memory of its own, and keep it no longer; None before."""
         frame = self.incomplete
         if frame is None or frame.filled < frame.size:
             return None

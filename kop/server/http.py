@@ -17,7 +17,9 @@ Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 async def serve_http(host: str, port: int, routes: Mapping[str, Handler]) -> tuple[web.AppRunner, int]:
-    """Serve `routes`, pages by their paths; return the runner (`await runner.cleanup()` stops it) and the port."""
+    """Serve `routes`, pages by their paths, over HTTP; return the runner (`await runner.cleanup()` stops it) and the
+    port. OSError if the address cannot be listened on.
+    """
     app = web.Application()
     app.add_routes([web.get(path, handler) for path, handler in routes.items()])
     runner = web.AppRunner(app, access_log=None)
@@ -46,9 +48,10 @@ async def health_page(_request: web.Request) -> web.Response:
 
 
 def readiness_page(not_ready: Callable[[], str | None], waiting_for: Callable[[], str | None]) -> Handler:
-    """Return the page /readyz: 503 with the line that `not_ready()` gives, or 200 if it gives None.
+    """Return the page /readyz: 503 with the line that `not_ready()` gives, or 200 if that gives None.
 
-    A second line, by `waiting_for()`, names the groups and transactional ids that are not served yet.
+    Of a broker that is ready a second line, by `waiting_for()`, names the groups and transactional ids that are not
+    served yet; there is none if that gives None.
     """
 
     async def page(_request: web.Request) -> web.Response:

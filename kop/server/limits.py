@@ -27,7 +27,7 @@ class Waiter(Protocol):
     """A connection, or the queue of reads, that waits for memory."""
 
     def on_memory(self) -> None:
-        """Go on if there is memory now, or wait for it again."""
+        """Go on if there is memory now, or wait for it again. Whoever is called waits no longer."""
 
 
 class MemoryBudget:
@@ -61,7 +61,9 @@ class MemoryBudget:
         return len(self._waiting)
 
     def wait(self, waiter: Waiter) -> None:
-        """Call `waiter.on_memory` once there is memory, after those that waited before."""
+        """Call `waiter.on_memory` once there is memory, after those that waited before. It is called once, unless it
+        waits again.
+        """
         self._waiting[waiter] = None
 
     def forget(self, waiter: Waiter) -> None:
@@ -100,7 +102,9 @@ class ReadAdmission:
         self._queue: deque[tuple[asyncio.Future[None], int]] = deque()
 
     def start(self, work: Coroutine[Any, Any, Any], size: int) -> asyncio.Task[Any]:
-        """Run `work`, which may read about `size` bytes, once there is room; those who came before go first."""
+        """Run `work`, which may read about `size` bytes from storage, as a task once there is room; those who came
+        before go first. Return the task at once.
+        """
         task = self._loop.create_task(self._run(work, size))
         task.add_done_callback(lambda _: work.close())  # which was never begun where the task was cancelled before
         return task
@@ -157,7 +161,7 @@ class _CallOnce:
 
 
 def _after_rounds(loop: asyncio.AbstractEventLoop, rounds: int, call: Callable[[], None]) -> None:
-    """Call a function after so many rounds of the event loop."""
+    """Call a function after so many rounds of the event loop; at once for 0."""
     if rounds:
         loop.call_soon(_after_rounds, loop, rounds - 1, call)
     else:

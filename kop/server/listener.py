@@ -121,10 +121,11 @@ class Server:
         shared: bool = False,
         security: ListenerSecurity = OPEN,
     ) -> tuple[str, int]:
-        """Listen on an address, `*` for all addresses; return the address that was bound (port 0 picks one). OSError if
-        it is taken.
+        """Listen on an address, `*` for all addresses; return the host and port that were bound (port 0 picks one).
+        OSError if it is taken.
 
-        With `shared` other processes listen on the same address, and the system deals connections out.
+        `advertised` is the address that clients are told. With `shared` other processes listen on the same address, and
+        the system deals connections out.
         """
 
         def accepted() -> asyncio.BufferedProtocol:
@@ -148,8 +149,8 @@ class Server:
         return bound[0], bound[1]
 
     def watch(self, tls: TlsContext) -> None:
-        """Read the files of certificates again when they have changed, and show in metrics for how long they are
-        valid.
+        """Look at the files of certificates now and every five seconds from now on, to read them again when they have
+        changed, and show in metrics for how many days the certificates are valid.
         """
         tls.look()
         self._certificates.append(tls)
@@ -185,7 +186,9 @@ class Server:
         return ServerSnapshot(len(self._connections), self.bytes_in, self.bytes_out, self.memory.used)
 
     def collect(self) -> Iterable[Metric]:
-        """Return metrics of the bytes received and sent, and of certificates, for a scrape."""
+        """Return metrics for a scrape: the bytes received and sent, the connections of each tenant, and the days for
+        which certificates are valid.
+        """
         now = self.snapshot()
         return (
             self._days_left(),
@@ -218,7 +221,9 @@ class Server:
         return family
 
     def admit(self, connection: ClientConnection) -> bool:
-        """Count a new connection; return false, so that it is closed, if a limit on connections is reached."""
+        """Count a new connection and return true; return false, so that it is closed, if the server stops or a limit on
+        connections is reached, which is logged and counted.
+        """
         host = connection.info.client_host
         if self._draining:
             return False
@@ -243,8 +248,8 @@ class Server:
         return True
 
     def held(self, connection: ClientConnection) -> float:
-        """Return the seconds after which a connection that was counted has to be closed, because its address opens more
-        than a quota allows; 0 if it does not.
+        """Count a new connection against the quota of its address; return the seconds after which it has to be closed
+        because the address opens more than that allows, or 0.
         """
         return self._throttling.connected(connection.info.client_host)
 
@@ -266,7 +271,9 @@ class Server:
         return len(connections)
 
     def flush_soon(self, connection: ClientConnection) -> None:
-        """Write the answers of a connection in the next turn of the loop: all that become ready in one, in one go."""
+        """Write the answers of a connection that are ready in the next turn of the loop: all that become ready in one
+        turn, in one go.
+        """
         if not self._answered:
             self.loop.call_soon(self._flush)
         self._answered.append(connection)
@@ -277,12 +284,16 @@ class Server:
             connection.flush()
 
     def bad_frame(self, connection: ClientConnection, reason: str, kind: str) -> None:
-        """Log and count a connection that is closed for what it sent."""
+        """Log a connection that is closed for what it sent, and count it in the metrics: as one of another protocol if
+        the reason says so, else under `kind`.
+        """
         self._metrics.bad_frames.labels("foreign_protocol" if reason.startswith("this is ") else kind).inc()
         self.log_line("closing the connection of %s: %s", describe(connection.info), reason)
 
     def log_line(self, text: str, *values: object) -> None:
-        """Log a line about a client's behaviour; of more than ten lines a second the rest is only counted."""
+        """Log a warning about a client's behaviour; of more than ten lines a second the rest is only counted, and their
+        number is logged.
+        """
         self._lines += 1
         if self._lines <= _LINES_A_SECOND:
             log.warning(text, *values)
@@ -292,7 +303,9 @@ class Server:
     # --- time
 
     def sweep(self) -> None:
-        """Look at the traffic, close idle connections, and stuck ones if memory is short. Called once a second."""
+        """Look at the traffic, at certificates and at logins; close connections that are idle, cannot be closed in
+        time, or whose peer has gone, and stuck ones if memory is short. Called once a second.
+        """
         if self._suppressed:
             log.warning("%d more lines like these in the last second were left out", self._suppressed)
         self._lines = self._suppressed = 0
@@ -319,7 +332,9 @@ class Server:
         self._make_room(now)
 
     def users_changed(self) -> None:
-        """Close, soon, the connections whose users are gone or have another password, or whose tokens have ended."""
+        """Close, in the next turn of the loop, the connections whose users are gone or have another password, or whose
+        tokens have ended.
+        """
         if self._looking is None:
             self._looking = self.loop.call_soon(self._look_at_logins)
 
@@ -335,7 +350,8 @@ class Server:
                 connection.abort()
 
     def _count_traffic(self) -> None:
-        """Give free memory back to the system after a quiet time, if the process has grown since it did so last.
+        """Give free memory back to the system after each minute in which less than 1 MiB a second came and went, if the
+        process has grown by 16 MiB since it did so last.
 
         Clients may have read little of the bytes that were read from storage for them, so their traffic does not tell.
         """
@@ -352,7 +368,8 @@ class Server:
     def _make_room(self, now: float) -> None:
         """Close connections that hold memory and make no progress, largest first, while memory is short.
 
-        A connection that is slow for `_SLOW_SECONDS` is closed as soon as half of the memory is used.
+        A connection whose request has been incomplete, or whose answers have been unread, for 30 s is closed as soon as
+        half of the memory is used.
         """
         if self.memory.used <= self.memory.limit // 2:
             self._deadlocked = False
@@ -394,7 +411,7 @@ class Server:
         return sum([not connection.drain() for connection in self._connections])
 
     async def drain(self, timeout_ms: int) -> None:
-        """Stop listening, let requests under way end, then close the connections."""
+        """Stop listening, let requests under way end for `timeout_ms` at most, then close the connections."""
         self._draining = True
         for listener in self._listeners:
             listener.close()

@@ -33,7 +33,9 @@ def describe(info: ConnectionInfo) -> str:
 
 
 def has_closed(transport: asyncio.Transport) -> bool:
-    """Return true if the peer has closed or reset, on a socket that is not read and so does not say it by itself."""
+    """Return true if the peer has closed or reset, on a socket that is not read and so does not say it by itself; false
+    if the system does not tell.
+    """
     sock = transport.get_extra_info("socket")
     try:
         return sock is not None and bool(sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] != _ESTABLISHED)

@@ -127,7 +127,9 @@ class RequestPipeline:
         self._now_ms = 0
 
     def look_at_clocks(self) -> None:
-        """Set the time of arrival for the requests that came in one read from a socket, and are started next."""
+        """Set the time of arrival for the requests that came in one read from a socket, and are started next. What
+        compiled code may do with them is looked at again, too.
+        """
         self.arrived = clock.perf_counter()
         self._now_ms = clock.wall_ms()
         if self._take_directly is not None:
@@ -150,7 +152,9 @@ class RequestPipeline:
         return None if served is None else served.api
 
     def check_size(self, start: memoryview, size: int) -> None:
-        """Raise FrameError for a frame that begins with `start` and is too large for its API, before all of it came."""
+        """Raise FrameError for a frame of `size` bytes that begins with `start` and is too large for its API, before
+        all of it came. Up to 16 MiB no frame is.
+        """
         if size <= LARGEST_REQUEST:
             return
         api_key = int.from_bytes(start[:2], "big", signed=True)
@@ -214,7 +218,8 @@ class RequestPipeline:
         return result
 
     def _meter(self, frame: memoryview, conn: ConnectionInfo) -> Meter | None:
-        """Return the meter that counts a request against the quotas of its client; None if there are none.
+        """Return the meter that counts a request against the quotas of its client; None if it has none, or the API is
+        not served.
 
         Brokers are not held for the time that their calls take.
         """
@@ -230,8 +235,8 @@ class RequestPipeline:
         return Meter(self.throttling, quotas, len(frame) if served.api.produces else 0, place)
 
     def settled(self, frame: Frame | None, meter: Meter) -> tuple[Frame | None, float]:
-        """Count a request whose answer goes out now; return the answer, with the time for which its client is held, and
-        that time in seconds.
+        """Count in its meter a request whose answer goes out now; return the answer, into which the time is put for
+        which its client is held, and that time in seconds.
         """
         delay = meter.answered()
         if delay and meter.place is not None and frame is not None:
@@ -239,8 +244,9 @@ class RequestPipeline:
         return frame, delay
 
     def _before_login(self, login: Login, frame: memoryview, conn: ConnectionInfo) -> Answer | None:
-        """Return the answer to a frame of a client that has not logged in; None for a request that is served.
-        FrameError if the connection has to be closed without an answer.
+        """Return the answer to a frame of a client that has not logged in: a login token, or the refusal behind which
+        the connection is closed; None for a request that is served. FrameError if the connection has to be closed
+        without an answer.
         """
         if login.takes_raw_tokens:
             return self._raw_token(login, frame, conn)
@@ -268,7 +274,9 @@ class RequestPipeline:
         return answer
 
     def _raw_token(self, login: Login, frame: memoryview, conn: ConnectionInfo) -> Answer:
-        """Handle a login token that has no header, as clients of SaslHandshake 0 send them, and return its answer."""
+        """Hand a login token that has no header, as clients of SaslHandshake 0 send them, to the client's login; return
+        its answer, which comes later and closes the connection if the login fails.
+        """
         served = self._served[SASL_AUTHENTICATE]
         later = Later()
         later.started, later.latencies = self.arrived, served.latencies
@@ -292,17 +300,18 @@ class RequestPipeline:
         return later.follow(create_task(answer()))
 
     def _answer(self, served: _ServedApi, frame: Frame | None) -> Answer:
-        """Return an answer to a request that needs no waiting, with the request counted."""
+        """Return the answer to a request that needs no waiting: it is ready, with this frame."""
         answer = Answer()
         answer.started, answer.latencies = self.arrived, served.latencies
         answer.give(frame)
         return answer
 
     def _wait(self, served: _ServedApi, ctx: Context, later: Later, *, reads: int = 0, encoded: bool = False) -> Answer:
-        """Return an answer that waits for a handler's result; if `encoded`, the result is the frame.
+        """Return an answer that waits for a handler's result, after its coroutine, if it has one, was started as a
+        task; if `encoded`, the result is the frame.
 
-        `reads` is the number of bytes that the handler may read from storage; the request waits until there is room for
-        them.
+        `reads` is the number of bytes that the handler may read from storage; the coroutine waits until there is room
+        for them.
         """
         later.started, later.latencies = self.arrived, served.latencies
         later.take = partial(self._take, served, ctx, encoded)
@@ -314,7 +323,9 @@ class RequestPipeline:
         return later
 
     def _take(self, served: _ServedApi, ctx: Context, encoded: bool, later: Later, result: Any) -> None:
-        """Give an answer the frame of the handler's result, or of the error that the handler ended with."""
+        """Give the answer `later` the frame made of the handler's result, or of the error that the handler ended with;
+        refuse it, so that the connection is closed, if there is no such frame.
+        """
         try:
             if isinstance(result, FrameError | asyncio.CancelledError):
                 later.refuse(result)
@@ -329,7 +340,9 @@ class RequestPipeline:
             later.give(frame)
 
     def _handle(self, served: _ServedApi, ctx: Context, request: Any, *, reads: bool = True) -> Any:
-        """Check the rights that the whole request needs, resolve the names in it, then run the handler.
+        """Check the rights that the whole request needs (KopError if one is lacking), resolve the names in it, then run
+        the handler and return its result. If something has to be read or looked for first, return an `InTask` that does
+        all of that.
 
         `reads`: grants that may not be known are read first.
         """
@@ -345,9 +358,9 @@ class RequestPipeline:
         return served.handler(self._gw, ctx, request)
 
     async def _in_parts(self, served: _ServedApi, ctx: Context, body: memoryview) -> Frame | None:
-        """Answer a large request: decode and encode it in threads, call the handler once for each `_PART_ROWS` rows,
-        and let the requests of other clients run between the calls. The answers are joined, but an error of the whole
-        request ends it and is the answer. FrameError if the API has no place for an error.
+        """Answer a large request: decode and encode it in threads, call the handler once for each 200 rows, and let the
+        requests of other clients run between the calls. The answers are joined, but an error of the whole request ends
+        it and is the answer. FrameError if the API has no place for an error.
         """
         api = served.api
         try:
@@ -377,7 +390,7 @@ class RequestPipeline:
         return frame
 
     async def _after_reading(self, namespaces: Collection[str], served: _ServedApi, ctx: Context, request: Any) -> Any:
-        """Handle a request once the grants in these namespaces were read."""
+        """Handle a request once the grants in these namespaces were read; return the handler's result."""
         await self._access.read(namespaces)
         return await _waited(self._handle(served, ctx, request, reads=False))
 
@@ -413,8 +426,8 @@ class RequestPipeline:
         return self._answer(served, (codec.encode_response(correlation_id, api.other_version()),))
 
     def _failed(self, served: _ServedApi, ctx: Context, error: BaseException) -> Frame:
-        """Return the answer to a request whose handler raised an error. FrameError, which closes the connection, if the
-        API has no place for the error.
+        """Return the encoded answer to a request whose handler raised an error, which is counted, and logged if it is
+        no KopError. FrameError, which closes the connection, if the API has no place for the error.
         """
         code = error.code if isinstance(error, KopError) else ErrorCode.UNKNOWN_SERVER_ERROR
         if not isinstance(error, KopError):
@@ -433,12 +446,12 @@ def _in_tasks(handler: Handler) -> Handler:
 
 
 async def _waited(result: Any) -> Any:
-    """Return a handler's result; if the result comes later, wait for it."""
+    """Return a handler's result; if it comes later, wait for it, and raise the error that it may be."""
     return await result if isinstance(result, Later) else result
 
 
 def _groups(ctx: Context, served: _ServedApi, request: Any) -> Iterable[str]:
-    """Return the groups in a request that the client is allowed to see."""
+    """Yield the groups in a request that the client is allowed to see."""
     for need in served.groups:
         if need.names is not None and need.operation is not None:
             allowed = partial(ctx.access.may, ctx.conn, need.operation, ResourceType.GROUP)
@@ -450,7 +463,9 @@ def _shown(client_id: str | None) -> str:
 
 
 def _parts(request: Any, rows: str) -> list[Any]:
-    """Return copies of a request that have some of its rows each."""
+    """Return copies of a request that have 200 of its rows each, of the list called `rows`, at most; the request itself
+    if it has no more.
+    """
     items = getattr(request, rows) or []
     if len(items) <= _PART_ROWS:
         return [request]
@@ -463,7 +478,9 @@ def _parts(request: Any, rows: str) -> list[Any]:
 
 
 def _answered(result: Any, rows: str) -> list[Any]:
-    """Return the list of answers in the response to a part of a request; those of the next part are appended to it."""
+    """Return the list called `rows` in the response to a part of a request; the answers of the next part are appended
+    to it.
+    """
     answers: list[Any] = result.fields[rows] if isinstance(result, Response) else getattr(result, rows)
     return answers
 

@@ -67,8 +67,8 @@ def listener_security(
     parts: LoginParts,
     of_mechanism: Callable[[str], ListenerSettings],
 ) -> ListenerSecurity:
-    """Return the TLS and login rules of a listener. ConfigError if its certificate cannot be read, or a mechanism
-    cannot be offered.
+    """Return the TLS and login rules of a listener; log a warning if others than this machine reach it without a login,
+    or log in without TLS. ConfigError if its certificate cannot be read, or a mechanism cannot be offered.
 
     `of_mechanism` returns the listener's settings for a mechanism.
     """
@@ -130,7 +130,9 @@ def _mechanisms(
 
 
 def _token_check(endpoint: Endpoint, settings: ListenerSettings, parts: LoginParts) -> TokenCheck:
-    """Return the check of a listener's tokens. ConfigError if the settings name none."""
+    """Return the function that checks a listener's tokens: by the keys at a URL, by Pulsar, or, with a warning in the
+    log, not at all. ConfigError if the settings for it are incomplete or contradict one another.
+    """
     # 20 ms of imports, for those who want it.
     from kop.security import tokens  # noqa: PLC0415
 
@@ -179,8 +181,8 @@ def _token_check(endpoint: Endpoint, settings: ListenerSettings, parts: LoginPar
 
 
 def _plain_users(endpoint: Endpoint, jaas: str) -> dict[str, str]:
-    """Return the passwords of the users in Kafka's JAAS text for PlainLoginModule. ConfigError if the text is
-    malformed.
+    """Return the passwords, by user, in Kafka's JAAS text for PlainLoginModule; none if the text is empty or for
+    another module. ConfigError if it is malformed.
     """
     setting = f"listener.name.{endpoint.key}.plain.sasl.jaas.config"
     if not jaas:
@@ -237,8 +239,8 @@ def _tls_files(settings: ListenerSettings) -> TlsFiles:
 
 
 def _name_of(endpoint: Endpoint, settings: ListenerSettings) -> Callable[[str], str] | None:
-    """Return the function that makes a client's name of its certificate; None if clients have no certificates, or log
-    in besides: then the login gives the name.
+    """Return the function that makes a client's name of the subject of its certificate; None if clients have no
+    certificates, or log in besides: then the login gives the name. ConfigError if the rules for names are wrong.
     """
     if not endpoint.has_tls or endpoint.has_sasl or settings.ssl_client_auth == "none":
         return None

@@ -46,8 +46,8 @@ class _Worker:
         self._started = clock.monotonic()
 
     def ended(self) -> None:
-        """Set the time of the next start after the process has ended: at once after a long life, else after a pause
-        that grows.
+        """Log that the process has ended, and set the time of the next start: at once if it lived for 30 s, else after
+        a pause, which doubles from 1 s to 30 s.
         """
         now = clock.monotonic()
         assert self.process is not None
@@ -59,8 +59,8 @@ class _Worker:
 
 
 def on_orphaned(callback: Callable[[], None]) -> None:
-    """Call `callback` on this loop once the supervisor of this worker has died, since nobody would stop the worker
-    then.
+    """Call `callback` on this loop once the supervisor of this worker process has died, since nobody would stop the
+    worker then. Do nothing in a process that has no parent of this kind.
     """
     parent, loop = multiprocessing.parent_process(), asyncio.get_running_loop()
     if parent is None:
@@ -76,7 +76,8 @@ def on_orphaned(callback: Callable[[], None]) -> None:
 
 
 def supervise(count: int, target: Callable[[int], None]) -> None:
-    """Run `target(index)` in `count` processes until SIGINT or SIGTERM, then stop them in an orderly way.
+    """Run `target(index)` in `count` processes until SIGINT or SIGTERM, and start one again that ends; then stop all
+    with SIGTERM, and kill those that have not ended after 30 s.
 
     `target` has to be importable (processes are spawned), and to end by itself on SIGTERM.
     """

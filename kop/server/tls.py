@@ -39,7 +39,8 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         shown: Callable[[bytes], None],
     ) -> None:
         """Begin. All connections of a loop may have the same `buffer`: encrypted bytes are in it for a moment. `inner`
-        is the connection, `failed` is called if TLS fails.
+        is the connection. `failed` is called if TLS fails, with the reason, and true if that is the client's
+        certificate.
 
         `shown` is called with the certificate of a client that has one, in DER, once it is checked; it raises
         ValueError to refuse the client, with the reason.
@@ -69,13 +70,15 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
     # --- the socket's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin the handshake, and make the connection."""
+        """Begin the handshake, for which the client has ten seconds, and tell the inner connection that it is made."""
         self._transport = cast(asyncio.Transport, transport)
         self._timer = self._loop.call_later(HANDSHAKE_SECONDS, self._too_late)
         self._inner.connection_made(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the connection."""
+        """Tell the inner connection that the socket is gone; if the client left in the middle of the handshake, report
+        that as a failure first.
+        """
         if self._begun and not self._shaken and not self._told:
             self._failed(_LEFT, False)
         self._shake_no_more()
@@ -87,7 +90,9 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Decrypt bytes that arrived, and hand them on."""
+        """Go on with the handshake by the bytes that arrived; once it is over, decrypt them and hand them to the inner
+        connection.
+        """
         self._begun = True
         self._incoming.write(self._buffer[:nbytes])
         if self._shaken or self._shake():
@@ -95,7 +100,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         """Handle that the client has closed its half of the connection; what it sent still takes effect, as without
-        TLS.
+        TLS. Return true if the connection stays open for that.
         """
         self._incoming.write_eof()
         if not self._shaken:
@@ -104,12 +109,12 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         return self._paused or self._end_of_stream()
 
     def pause_writing(self) -> None:
-        """Tell the connection that the client does not read."""
+        """Tell the inner connection that the client does not read."""
         self._unread = True
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """Tell the connection that the client reads again."""
+        """Tell the inner connection that the client reads again."""
         self._unread = False
         self._inner.resume_writing()
 
@@ -158,7 +163,9 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
     # --- bytes in
 
     def _feed(self) -> None:
-        """Give the connection the bytes that can be decrypted, until it has enough."""
+        """Give the inner connection the bytes that can be decrypted, until there are no more or it reads no more. Then
+        send what TLS itself has to answer; a client that leaves such answers unread is closed.
+        """
         if self._feeding:
             return
         self._feeding = True
@@ -237,7 +244,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read again; what was held back comes first."""
+        """Read again from the socket; what was held back comes first."""
         self._paused = False
         if self._transport is None:
             return
@@ -246,7 +253,9 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self._loop.call_soon(self._feed)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Set the number of encrypted bytes from which on the client counts as not reading."""
+        """Set the number of encrypted bytes waiting to be sent from which on the client counts as not reading (`high`),
+        and that from which on it counts as reading again (`low`).
+        """
         if self._transport is not None:
             self._transport.set_write_buffer_limits(high=high, low=low)
 
@@ -255,12 +264,12 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Encrypt and send."""
+        """Encrypt the data and send it."""
         self.writelines((data,))
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        """Encrypt the pieces in order; send them together at the end, or before if `_MOST_PENDING` bytes are waiting.
-        Nothing is sent on a connection that is closed or closing.
+        """Encrypt the pieces in order; send them together at the end, or before if 256 KiB are waiting. Nothing is sent
+        on a connection that is closed or closing.
         """
         for data in list_of_data:
             view = memoryview(data).cast("B")
@@ -272,7 +281,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._send()
 
     def write_eof(self) -> None:
-        """Tell the client that no more answers come."""
+        """Tell the client that no more answers come; what it sends is still read."""
         if self._transport is None:
             return
         if self._shaken:
@@ -284,7 +293,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._transport.write_eof()
 
     def can_write_eof(self) -> bool:
-        """Return true."""
+        """Return true: `write_eof` can be called."""
         return True
 
     def close(self) -> None:
@@ -300,7 +309,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._transport.close()
 
     def abort(self) -> None:
-        """Close the connection at once."""
+        """Close the connection at once, without sending what is left."""
         self._shake_no_more()
         if self._transport is not None:
             self._transport.abort()

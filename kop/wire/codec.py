@@ -42,7 +42,8 @@ _SCRATCH = 64 * 1024
 
 
 def decode(cls: Any, version: int, data: memoryview, pos: int = 0, *, slack: int = 0) -> Message:
-    """Decode the body of one message of class `cls` that fills `data` from `pos` to its end.
+    """Decode the body of one message of class `cls` that fills `data` from `pos` to its end. DecodeError if it is
+    malformed.
 
     `slack` bytes may be left over: for a client that is known to send them.
     """
@@ -98,7 +99,7 @@ def encode_request(correlation_id: int, client_id: str, message: Message, header
 
 
 def refusal(response_class: type[Message], version: int, error_code: int) -> Message | None:
-    """Return the response with this error code for the whole request, and nothing else; None if that version has no
+    """Return the response with this error code for the whole request, all else by default; None if that version has no
     such field.
     """
     field = response_class._struct.fields.get("error_code")
@@ -108,7 +109,9 @@ def refusal(response_class: type[Message], version: int, error_code: int) -> Mes
 
 
 def error_codes(message: Message) -> Iterator[int]:
-    """Yield every error code other than zero in a response, at any depth."""
+    """Yield every error code other than zero in a response, at any depth; of rows that are tuples, as in Metadata,
+    none.
+    """
     for path in _error_paths(message.__class__):
         yield from _walk(message, path)
 
@@ -211,7 +214,9 @@ def _decoder(cls: Any, version: int) -> Decoder:
 
 
 def _struct(src: _Source, depth: int, var: str, field: Any, data_class: Any, version: int, flexible: bool) -> None:
-    """Add code to `src` that decodes the fields of a struct into a new object named `var`."""
+    """Add code to `src` that decodes the fields of a struct of this version into a new object of `data_class`, which
+    the code calls `var`. `depth` is its indentation.
+    """
     src.add(depth, f"{var} = new({src.refer('cls', data_class)})")
     src.add(depth, f"{var}._version = {version}; {var}.tags = None; {var}.unknown_tags = None")
     fields = field.untagged_fields(version)
@@ -262,7 +267,9 @@ def _tags(src: _Source, depth: int, var: str, field: Any, version: int) -> None:
 
 
 def _field(src: _Source, depth: int, var: str, field: Any, version: int, flexible: bool) -> None:
-    """Add code to `src` that decodes one field, which is not of fixed size or stands alone, into the variable `var`."""
+    """Add code to `src` that decodes one field into the variable `var`: one that is not of fixed size, or that stands
+    alone.
+    """
     if isinstance(field, ArrayField):
         _array(src, depth, var, field, version, flexible)
     elif isinstance(field, StructField):
@@ -301,7 +308,9 @@ def _array(src: _Source, depth: int, var: str, field: Any, version: int, flexibl
 
 
 def _length(src: _Source, depth: int, var: str, field: Any, version: int, flexible: bool, code: str) -> None:
-    """Add code to `src` that reads a length or count into `var`; -1 stands for null, where the schema allows it."""
+    """Add code to `src` that reads the length or count before a field into `var`; -1 stands for null, which is an error
+    unless the schema allows it. `code` is the struct code of a length that is not compact.
+    """
     if flexible:
         src.add(depth, f"{var}, pos = uvarint(data, pos)")
         src.add(depth, f"{var} -= 1")

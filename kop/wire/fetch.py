@@ -214,7 +214,9 @@ def encode_response(
     error_code: int = 0,
     session_id: int = 0,
 ) -> list[bytes | bytearray | memoryview]:
-    """Encode a whole Fetch response frame as buffers to be written one after the other; records are not copied."""
+    """Encode a whole Fetch response frame as buffers to be written one after the other; records are not copied.
+    `error_code` is that of the whole request.
+    """
     flexible = version >= 12
     out: list[bytes | bytearray | memoryview] = []
     head = bytearray()
@@ -266,7 +268,9 @@ def encode_response(
 
 
 def _with_aborted(version: int, answer: FetchPartitionAnswer, aborted: Sequence[tuple[int, int]]) -> bytearray:
-    """Return the encoded bytes before a partition's records if the answer names aborted transactions."""
+    """Return the encoded bytes of a partition's answer before its records, for an answer that names aborted
+    transactions.
+    """
     flexible = version >= 12
     head = (answer.partition, answer.error_code, answer.high_watermark, answer.last_stable_offset)
     if version >= 5:

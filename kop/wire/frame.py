@@ -36,7 +36,7 @@ class RequestHeader(NamedTuple):
 
 
 def parse_header(frame: memoryview) -> RequestHeader:
-    """Parse the header of a frame (without its size).
+    """Parse the header of a frame (without its size). DecodeError if it is malformed.
 
     A client id that is no UTF-8 is read as Kafka reads it, with U+FFFD for what is none: it is only a name to be shown.
     The header of an unknown API is read as version 1, which is enough to name it. ApiVersions above our newest version
@@ -65,7 +65,9 @@ def parse_header(frame: memoryview) -> RequestHeader:
 
 
 def request_header(frame: memoryview) -> tuple[int, int, int, str | None, int]:
-    """Return the fields of a request's header as a plain tuple; rules and errors are those of `parse_header`."""
+    """Return the fields of a request's header, those of `RequestHeader`, as a plain tuple; rules and errors are those
+    of `parse_header`.
+    """
     return _twin.read_header(frame, _FLEXIBLE_FROM) or parse_header(frame)
 
 
@@ -77,7 +79,7 @@ def read_header(frame: memoryview, flexible_from: bytes) -> tuple[int, int, int,
 
 
 def header_tags(frame: memoryview, body: int) -> dict[int, bytes]:
-    """Return the tagged fields in the header of a flexible request whose body begins at `body`."""
+    """Return the tagged fields, by their numbers, in the header of a flexible request whose body begins at `body`."""
     return read_tags(frame, _FIXED.size + max(int.from_bytes(frame[8:10], "big", signed=True), 0), body)[0]
 
 

@@ -145,8 +145,8 @@ def inward(api_key: int, request: Any, space: Translator) -> Any:
 
 
 def outward(api_key: int, response: Any, space: Translator) -> Any:
-    """Return a response to a client of `space` with the client's names, and without the rows of other spaces. It is
-    changed in place.
+    """Return a response to a client of `space` with the names that the client uses, also in texts about errors, and
+    without the rows of other spaces. It is changed in place.
     """
     if isinstance(response, OffsetCommitAnswer):
         own = [(space.outward(name) if name else name, *rest) for name, *rest in response.topics]
@@ -158,12 +158,12 @@ def outward(api_key: int, response: Any, space: Translator) -> Any:
 
 
 def outward_text(text: str | None, space: Translator) -> str | None:
-    """Return an error text in which stored names of the space are replaced by the client's."""
+    """Return an error text in which stored names of the space are replaced by the client's; None for None."""
     return text if text is None else text.replace(space.prefix, "")
 
 
 def outward_rows(rows: Iterable[Sequence[Any]], place: int, space: Translator) -> list[tuple[Any, ...]]:
-    """Return rows, which have a name or None at `place`, with the client's names; those of other spaces are left
+    """Return rows, which have a stored name or None at `place`, with the client's names; those of other spaces are left
     out.
     """
     own = []
@@ -193,7 +193,9 @@ def _put_in(part: Any, tree: _Tree, space: Translator, *, empty: bool) -> None:
 
 
 def _put_out(part: Any, tree: _Tree, space: Translator) -> bool:
-    """Replace stored names in a part of a response by the client's; return false if the part has to be left out."""
+    """Replace stored names in the fields `tree` of a part of a response by the client's, and remove rows of other
+    spaces; return false if the part itself has to be left out, since its name is of another space.
+    """
     for field, inner in tree.items():
         value = getattr(part, field, None)
         if not value or (field == "resource_name" and part.resource_type not in NAMED_RESOURCES):

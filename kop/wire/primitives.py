@@ -27,7 +27,9 @@ class DecodeError(FrameError):
 
 
 def uvarint(data: memoryview, pos: int) -> tuple[int, int]:
-    """Read an unsigned varint of at most five bytes; returns the value and the position after it."""
+    """Read an unsigned varint of at most five bytes; return the value and the position after it. DecodeError if it has
+    more than 32 bits.
+    """
     byte = data[pos]
     if byte < 0x80:
         return byte, pos + 1
@@ -44,7 +46,7 @@ def uvarint(data: memoryview, pos: int) -> tuple[int, int]:
 
 
 def skip_tags(data: memoryview, pos: int, end: int) -> int:
-    """Step over a section of tagged fields; returns the position after it."""
+    """Step over a section of tagged fields; return the position after it. DecodeError if it reaches beyond `end`."""
     count, pos = uvarint(data, pos)
     for _ in range(count):
         _, pos = uvarint(data, pos)
@@ -56,7 +58,9 @@ def skip_tags(data: memoryview, pos: int, end: int) -> int:
 
 
 def read_tags(data: memoryview, pos: int, end: int) -> tuple[dict[int, bytes], int]:
-    """Read a section of tagged fields; returns the bytes of each, and the position after it."""
+    """Read a section of tagged fields; return the bytes of each by its number, and the position after it. DecodeError
+    if it reaches beyond `end`.
+    """
     tags: dict[int, bytes] = {}
     count, pos = uvarint(data, pos)
     for _ in range(count):
@@ -70,7 +74,9 @@ def read_tags(data: memoryview, pos: int, end: int) -> tuple[dict[int, bytes], i
 
 
 def compact_string(data: memoryview, pos: int, length: int, end: int) -> tuple[str | None, int]:
-    """Read a compact string whose length varint was read already; returns it and the position after it."""
+    """Read a compact string at `pos`, before which `length` was read: its bytes plus one, or 0 for null. Return it, or
+    None, and the position after it. DecodeError if it reaches beyond `end`.
+    """
     if length == 0:
         return None, pos
     stop = pos + length - 1
@@ -80,7 +86,9 @@ def compact_string(data: memoryview, pos: int, length: int, end: int) -> tuple[s
 
 
 def nullable_string(data: memoryview, pos: int, end: int) -> tuple[str | None, int]:
-    """Read a string with an int16 length, null included; returns it and the position after it."""
+    """Read a string with an int16 length, null included; return it and the position after it. DecodeError if it reaches
+    beyond `end`.
+    """
     (length,) = _INT16.unpack_from(data, pos)
     pos += 2
     if length < 0:
@@ -93,7 +101,9 @@ def nullable_string(data: memoryview, pos: int, end: int) -> tuple[str | None, i
 
 
 def compact_count(data: memoryview, pos: int, end: int) -> tuple[int, int]:
-    """Read the count of a compact array that may not be null; never more than bytes are left."""
+    """Read the count of a compact array; return it and the position after it. DecodeError if the array is null, or
+    there are fewer bytes than elements up to `end`.
+    """
     count, pos = uvarint(data, pos)
     if count == 0:
         raise DecodeError("an array is null")
@@ -103,7 +113,9 @@ def compact_count(data: memoryview, pos: int, end: int) -> tuple[int, int]:
 
 
 def old_count(data: memoryview, pos: int, end: int) -> tuple[int, int]:
-    """Read the int32 count of an array that may not be null; never more than bytes are left."""
+    """Read the int32 count of an array; return it and the position after it. DecodeError if the array is null, or there
+    are fewer bytes than elements up to `end`.
+    """
     (count,) = _INT32.unpack_from(data, pos)
     pos += 4
     if count < 0:
@@ -114,7 +126,7 @@ def old_count(data: memoryview, pos: int, end: int) -> tuple[int, int]:
 
 
 def too_many() -> DecodeError:
-    """Return the error for a message whose arrays have more than `MOST_ELEMENTS` elements."""
+    """Return the error for a message whose arrays have more than 262,144 elements together."""
     return DecodeError(f"more than {MOST_ELEMENTS} elements in one message")
 
 
@@ -142,7 +154,7 @@ _ONE_BYTE = [bytes((value,)) for value in range(128)]
 
 
 def encode_nullable(text: str | None, flexible: bool) -> bytes:
-    """Encode a nullable string, cut at 32,767 bytes."""
+    """Encode a nullable string, cut at 32,767 bytes: with a varint before it if `flexible`, else with an int16."""
     if text is None:
         return b"\0" if flexible else b"\xff\xff"
     raw = text.encode()

@@ -44,7 +44,9 @@ _KEYS: Final = ("name", "group_id", "key", "transactional_id", "partition_index"
 
 
 def refusal(request: Message, code: ErrorCode) -> Message:
-    """Return the answer to a decoded request in which all that it asks for has failed with `code`."""
+    """Return the answer to a decoded request in which all that it asks for has failed with `code`: as the error of the
+    whole answer, or of each of its rows.
+    """
     version = request.API_VERSION
     response_class = RESPONSES[request.API_KEY]
     whole = codec.refusal(response_class, version, code)
@@ -57,8 +59,8 @@ def refusal(request: Message, code: ErrorCode) -> Message:
 
 
 def _rows_of(struct: Any, asked: Any, version: int, code: ErrorCode) -> Iterator[tuple[str, list[Message]]]:
-    """Yield each list of an answer (or of a row of it) that holds errors, by its name, with a row for each item of the
-    request.
+    """Yield each list of an answer (or of a row of it) that holds errors, by its name, with a row for each item that
+    `asked`, the request or a row of it, has. Each row has the error `code`.
     """
     for field in struct.fields.values():
         if isinstance(field, StructArrayField) and field.for_version_q(version):

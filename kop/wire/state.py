@@ -141,7 +141,9 @@ def fits(name: str) -> bool:
 
 
 def encode_key(key: OffsetCommitKey | GroupMetadataKey | PendingOffsetKey) -> bytes:
-    """Return the bytes of a key: of a committed offset (kind 1), a group (2) or a pending offset (1000)."""
+    """Return the bytes of a key: of a committed offset (kind 1), a group (2) or a pending offset (1000).
+    StateRecordError if a name is too long.
+    """
     if isinstance(key, OffsetCommitKey):
         return encode_offset_key(key.group, key.topic, key.partition)
     if isinstance(key, GroupMetadataKey):
@@ -179,9 +181,9 @@ def decode_key(data: Buffer) -> Key:
 def encode_offset_value(
     value: OffsetCommitValue, version: int | None = None, own_tags: Mapping[int, bytes] = MappingProxyType({})
 ) -> bytes:
-    """Return the bytes of a committed offset. Version: the one that Kafka 4.3 would choose, unless it is given.
+    """Return the bytes of a committed offset, in `version`, or in the one that Kafka 4.3 would choose.
 
-    `own_tags` are further tagged fields, from version 4 on.
+    `own_tags` are further tagged fields, which versions below 4 have no room for.
     """
     if version is None and value.expire_timestamp < 0:
         return _encode_newest_offset_value(value)
@@ -203,8 +205,8 @@ def encode_offset_value(
 
 
 def _encode_newest_offset_value(value: OffsetCommitValue) -> bytes:
-    """Return the bytes of a committed offset in `OFFSET_VALUE_VERSION`, put together without a `RecordWriter`, since
-    there is one for each committed offset.
+    """Return the bytes of a committed offset in version 4, put together without a `RecordWriter`, since there is one
+    for each committed offset.
     """
     offset, leader_epoch, metadata, commit_timestamp, _, topic_id = value
     raw = metadata.encode()
@@ -226,7 +228,9 @@ def decode_offset_value(data: Buffer) -> OffsetCommitValue:
 
 
 def _read_offset_value(reader: RecordReader) -> tuple[OffsetCommitValue, Mapping[int, bytes]]:
-    """Read a committed offset and its tagged fields from the bytes of its value."""
+    """Read a committed offset and its tagged fields, by their numbers, from the rest of the record; StateRecordError if
+    it is malformed.
+    """
     version = _known(reader.int16())
     reader.flexible = version >= 4
     offset = reader.int64()
@@ -271,7 +275,9 @@ def decode_pending_value(data: Buffer) -> PendingOffsetValue:
 
 
 def encode_group_value(value: GroupMetadataValue, version: int = GROUP_VALUE_VERSION) -> bytes:
-    """Return the bytes of the value of a group's metadata."""
+    """Return the bytes of the value of a group's metadata in this version. StateRecordError if a name is too long for
+    it, or the version is not known.
+    """
     _known(version)
     writer = RecordWriter(version, flexible=version >= 4)
     writer.string(value.protocol_type)

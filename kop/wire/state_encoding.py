@@ -25,7 +25,9 @@ LONGEST_STRING: Final = 32_767
 
 
 def short_string(text: str) -> bytes:
-    """Return a string of the older encoding, behind two bytes of its length. StateRecordError if it is too long."""
+    """Return a string of the older encoding, with its length in two bytes before it. StateRecordError if it is longer
+    than 32,767 bytes.
+    """
     raw = text.encode()
     if len(raw) > LONGEST_STRING:
         raise StateRecordError(f"a string of {len(raw)} bytes does not fit")
@@ -45,7 +47,7 @@ class RecordReader:
         self.flexible = False
 
     def take(self, size: int) -> bytes:
-        """Return the next `size` bytes of the record."""
+        """Return the next `size` bytes of the record, and go on behind them. StateRecordError if there are fewer."""
         end = self.pos + size
         if size < 0 or end > len(self.data):
             raise StateRecordError(f"a field of {size} bytes at {self.pos} in a record of {len(self.data)} bytes")
@@ -54,19 +56,21 @@ class RecordReader:
         return part
 
     def int16(self) -> int:
-        """Return a number of 16 bits."""
+        """Return the next field, a number of 16 bits with a sign, and go on behind it."""
         return int.from_bytes(self.take(2), "big", signed=True)
 
     def int32(self) -> int:
-        """Return a number of 32 bits."""
+        """Return the next field, a number of 32 bits with a sign, and go on behind it."""
         return int.from_bytes(self.take(4), "big", signed=True)
 
     def int64(self) -> int:
-        """Return a number of 64 bits."""
+        """Return the next field, a number of 64 bits with a sign, and go on behind it."""
         return int.from_bytes(self.take(8), "big", signed=True)
 
     def uvarint(self) -> int:
-        """Return a number of up to 32 bits without a sign."""
+        """Return the next field, a varint without a sign, and go on behind it. StateRecordError if it has more than
+        five bytes.
+        """
         value = 0
         for shift in range(0, 35, 7):
             (byte,) = self.take(1)
@@ -76,7 +80,7 @@ class RecordReader:
         raise StateRecordError("a varint of more than 32 bits")
 
     def nullable_string(self) -> str | None:
-        """Return a string; None for null."""
+        """Return the next field, a string, and go on behind it; None for null. StateRecordError if it is not UTF-8."""
         length = self.uvarint() - 1 if self.flexible else self.int16()
         if length == -1:
             return None
@@ -86,32 +90,40 @@ class RecordReader:
             raise StateRecordError(f"a string is not UTF-8: {error}") from None
 
     def string(self) -> str:
-        """Return a string; null is an error."""
+        """Return the next field, a string, and go on behind it. StateRecordError for null."""
         text = self.nullable_string()
         if text is None:
             raise StateRecordError("a string is null")
         return text
 
     def blob(self) -> bytes:
-        """Return a field of bytes with its length before it."""
+        """Return the next field, bytes with their length before them, and go on behind it. StateRecordError
+        for null.
+        """
         return self.take(self.uvarint() - 1 if self.flexible else self.int32())
 
     def count(self) -> int:
-        """Return the number of elements of the list that follows; StateRecordError if there is no room for so many."""
+        """Return the number of elements of the list that follows. StateRecordError if the list is null, or there are
+        fewer bytes than elements.
+        """
         count = self.nullable_count()
         if count < 0:
             raise StateRecordError("a list is null")
         return count
 
     def nullable_count(self) -> int:
-        """Return the number of elements of the list that follows, as `count` does; -1 for a list that is null."""
+        """Return the number of elements of the list that follows; -1 for a list that is null. StateRecordError if there
+        are fewer bytes than elements.
+        """
         count = self.uvarint() - 1 if self.flexible else self.int32()
         if not -1 <= count <= len(self.data) - self.pos:
             raise StateRecordError(f"a list of {count} elements in {len(self.data) - self.pos} bytes")
         return count
 
     def tags(self) -> dict[int, bytes]:
-        """Return the tagged fields by their numbers; none outside the flexible encoding."""
+        """Read a section of tagged fields; return the bytes of each by its number. Outside the flexible encoding there
+        is none, and nothing is read.
+        """
         fields: dict[int, bytes] = {}
         if self.flexible:
             for _ in range(self.uvarint()):
@@ -130,26 +142,26 @@ class RecordWriter:
         self.flexible = flexible
 
     def int16(self, value: int) -> None:
-        """Write a number of 16 bits."""
+        """Write a number of 16 bits with a sign."""
         self.out += _INT16.pack(value)
 
     def int32(self, value: int) -> None:
-        """Write a number of 32 bits."""
+        """Write a number of 32 bits with a sign."""
         self.out += _INT32.pack(value)
 
     def int64(self, value: int) -> None:
-        """Write a number of 64 bits."""
+        """Write a number of 64 bits with a sign."""
         self.out += _INT64.pack(value)
 
     def uvarint(self, value: int) -> None:
-        """Write a number without a sign."""
+        """Write a number without a sign as a varint."""
         while value >= 0x80:
             self.out.append(value & 0x7F | 0x80)
             value >>= 7
         self.out.append(value)
 
     def string(self, text: str | None) -> None:
-        """Write a string, or null."""
+        """Write a string, or null. StateRecordError for one of more than 32,767 bytes outside the flexible encoding."""
         if text is None:
             self.out += b"\0" if self.flexible else b"\xff\xff"
             return

@@ -25,7 +25,8 @@ _SIZES: Final = {"int16": 2}
 
 @cache
 def place(response_class: Any, version: int) -> int | None:
-    """Return the position of the throttle time in an encoded answer, a negative one from its end; None if it has none.
+    """Return the position of the throttle time in an encoded answer, a negative one from its end; None if an answer of
+    that version has none.
 
     ApiVersions has it behind a list of any length, so that is None as well.
     """
@@ -41,7 +42,9 @@ def place(response_class: Any, version: int) -> int | None:
 
 
 def with_throttle_time(frame: Frame, at: int, milliseconds: int) -> Frame:
-    """Return an encoded answer with a throttle time of at least this; see `place`."""
+    """Return a copy of an encoded answer, whose throttle time is at `at` (see `place`), with a throttle time of at
+    least so many milliseconds. Buffers without it are not copied.
+    """
     buffers = list(frame)
     at += sum(map(len, buffers)) if at < 0 else 0
     index = 0

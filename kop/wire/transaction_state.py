@@ -89,7 +89,9 @@ def decode_transaction_key(data: Buffer) -> str | None:
 
 
 def encode_transaction_value(value: TransactionValue, version: int = VALUE_VERSION) -> bytes:
-    """Return the bytes of the value of a transactional id's record."""
+    """Return the bytes of the value of a transactional id's record in this version. StateRecordError if the version is
+    not known.
+    """
     _check(version)
     writer = RecordWriter(version, flexible=version >= 1)
     writer.int64(value.producer_id)

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
 from cli.cli_support import Invoke
 from click.testing import Result
+from kafka import KafkaAdminClient
 from support.waiting import wait_until
 
 from kop.address import Address
+from kop.cli import mesh as mesh_command
 from kop.cli.mesh_draw import live_mesh
 from kop.cli.mesh_live import live_server
 from kop.client.keyed_topic import KeyedTopic
 from kop.client.properties import connection
+from kop.functions.definitions import Definition
+from kop.functions.metadata import DEFINITIONS
 from kop.functions.topic_requests import new_registry
 from kop.functions.topics import HOME
 from kop.mesh import records
@@ -33,13 +39,16 @@ REPORT = {
     "started_ms": 1,
     "trigger": "continuous",
     "components": [
-        {"name": "shout", "kind": "component", "state": "running", "reason": "", "restarts": 0, "tasks": 1,
+        {"name": "shout", "kind": "component", "state": "running", "reason": "it was slow",
+         "since_ms": 1_767_225_600_000, "next_start_ms": None, "restarts": 2, "tasks": 1,
          "functions": ["public/default/shout"], "ended_calls": []},
     ],
     "parts": [
         {"name": "public/default/shout", "kind": "function", "component": "shout", "guarantee": "EFFECTIVELY_ONCE",
          "inputs": ["mesh-lines"], "inner_inputs": [], "output": "mesh-loud", "group": "public/default/shout",
-         "received": 3, "processed": 2, "user_exceptions": 1, "rate": 2.5,
+         "received": 3, "processed": 2, "user_exceptions": 1, "rate": 2.5, "last_invocation_ms": 9,
+         "latency_count": 2, "latency_sum_ms": 5.0, "received_1min": 2, "processed_1min": 1, "latency_count_1min": 1,
+         "latency_sum_ms_1min": 3.0, "at": ["mesh-lines", 0, 1],
          "latest_user_exceptions": [{"text": "ValueError: no", "at_ms": 1}]},
         {"name": "public/default/bang", "kind": "function", "component": "shout", "guarantee": "EFFECTIVELY_ONCE",
          "inputs": ["mesh-loud"], "inner_inputs": ["mesh-loud"], "output": "mesh-out", "group": "", "rate": 0.0},
@@ -55,11 +64,20 @@ def test_a_wrong_file_is_told_before_spark_starts(invoke: Invoke, tmp_path: Path
     assert (result.exit_code, "line 2" in result.stderr) == (2, True)
 
 
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
+    """What was given to the processes that `kop mesh run` became."""
+    given: list[dict[str, object]] = []
+    monkeypatch.setattr(mesh_command, "spark_environment", lambda *_: {})
+    monkeypatch.setattr(os, "execve", lambda _path, arguments, _: given.append(json.loads(arguments[-1])))
+    return given
+
+
 MESH = """\
 name: loud
 functions:
-- {name: shout, className: code.shout, py: code.py, inputs: [mesh-lines], output: mesh-loud}
-- {name: bang, className: code.bang, py: code.py, inputs: [mesh-loud], output: mesh-out}
+- {name: shout, className: loud.shout, py: loud.py, inputs: [mesh-lines], output: mesh-loud}
+- {name: bang, className: loud.bang, py: loud.py, inputs: [mesh-loud], output: mesh-out}
 """
 
 
@@ -92,7 +110,7 @@ def mesh(invoke: Invoke) -> Iterator[OnBroker]:
 def test_a_mesh_is_defined_looked_at_and_changed(mesh: OnBroker, tmp_path: Path) -> None:
     path = tmp_path / "mesh.yaml"
     path.write_text(MESH)
-    (tmp_path / "code.py").write_text("def shout(text: str) -> str:\n    return text\n\n\nbang = shout\n")
+    (tmp_path / "loud.py").write_text("def shout(text: str) -> str:\n    return text\n\n\nbang = shout\n")
     assert f"there is no mesh {NAME}; kop mesh run FILE makes the first one" in mesh("status", "loud").stderr
     assert "created; kop mesh run" in mesh.ok("create", str(path), "--no-code"), "it leads itself if nobody else does"
     settings = connection({"bootstrap.servers": mesh.bootstrap}, "kop-mesh").settings
@@ -141,10 +159,17 @@ def check_reports(mesh: OnBroker) -> None:
         assert lines[0].endswith("): running on there, process 7, continuous")
         assert lines[2].split() == ["shout", "function", "shout", "running", "3", "2", "1", "2.5", "2"]
         assert lines[3].split()[-2:] == ["0.0", "-"], "there is no lag within a component"
-        assert lines[4] == "shout: ValueError: no"
+        assert lines[4] == "shout: it was slow, since 2026-01-01T00:00:00Z"
+        assert lines[5] == "shout: ValueError: no"
         stats = mesh.ok("stats", "loud").splitlines()
-        assert stats[1].split() == ["shout", "function", "3", "2", "1", "0", "-", "2.5"]
+        assert stats[1].split() == ["shout", "function", "3", "2", "1", "0", "2.50", "2.5", "2", "1", "3.00"]
         assert stats[5].split() == ["mesh-lines", "shout", "2.5", "2"]
+        part = json.loads(mesh.ok("status", "loud", "--json"))["parts"][0]
+        assert (part["running"], part["restarts"], part["error"]) == (True, 2, "it was slow")
+        assert (part["since_ms"], part["next_start_ms"], part["last_ms"]) == (1_767_225_600_000, None, 9)
+        assert part["at"] == {"topic": "mesh-lines", "partition": 0, "offset": 1}
+        minute = json.loads(mesh.ok("stats", "loud", "--json"))["parts"][0]
+        assert [minute[f"{name}_1min"] for name in ("received", "processed", "average_ms")] == [2, 1, 3.0]
         ready = json.loads(mesh.ok("status", "loud", "--json"))["conditions"]
         assert ready["condition"] == {"condition": "MeshReady", "status": "True", "action": "NoAction"}
         assert ready["functionConditions"]["bang"]["condition"] == "FunctionReady"
@@ -153,6 +178,8 @@ def check_reports(mesh: OnBroker) -> None:
         check_the_live_picture(mesh)
         put(records.RUNNING, 1)
         assert "has said nothing for" in mesh.ok("status", "loud")
+        part = json.loads(mesh.ok("status", "loud", "--json"))["parts"][0]
+        assert (part["state"], part["running"], part["since_ms"]) == ("gone", False, None)
     finally:
         topic.close()
 
@@ -179,3 +206,73 @@ def check_the_live_picture(mesh: OnBroker) -> None:
         server.shutdown()
         server.server_close()
     assert "is for this machine alone" in mesh("draw", "loud", "--live", "--listen", "0.0.0.0:0").stderr
+
+
+def test_a_file_is_checked_before_it_runs(mesh: OnBroker, tmp_path: Path, started: list[dict[str, object]]) -> None:
+    path = tmp_path / "mesh.yaml"
+    path.write_text(MESH)
+    (tmp_path / "loud.py").write_text("import nothing_like_this\n")
+    wrong = mesh("run", str(path))
+    assert (wrong.exit_code, started) == (2, [])
+    assert f"{path}, line 3: function shout: code: loud.py, line 1: ModuleNotFoundError" in wrong.stderr
+    (tmp_path / "loud.py").write_text("def shout(text: str) -> str:\n    return text\n\n\nbang = shout\n")
+    path.write_text(MESH + "fuse: false\n")
+    few = mesh("run", str(path), "--master", "local[1]")
+    assert (few.exit_code, started) == (2, [])
+    assert "2 cores are needed, of 1" in few.stderr
+    right = mesh("run", str(path), "--master", "local[2]")
+    assert right.exit_code == 0, right.output
+    assert right.stderr == f"{path}: topics that others have to write: mesh-lines (is it mesh-loud?)\n"
+    assert mesh("run", str(path), "--master", "local[1]", "--once", "--no-code", "--json").exit_code == 0
+    assert [(given["file"], given["master"], given["json"]) for given in started] == [
+        (str(path), "local[2]", False),
+        (str(path), "local[1]", True),
+    ]
+
+
+def test_validate_asks_the_server_for_partitions_and_other_writers(mesh: OnBroker, tmp_path: Path) -> None:
+    path = tmp_path / "mesh.yaml"
+    path.write_text(MESH.replace("mesh-out", "mesh-out, stateScope: partition").replace("mesh-loud}", LOUD))
+    validate = ("validate", str(path), "--no-code")
+
+    def components() -> list[list[str]]:
+        shown = json.loads(mesh.ok(*validate, "--json"))
+        return [component["functions"] for component in shown["components"]]
+
+    assert components() == [["shout", "bang"]], "one partition each, as topics have that are made"
+    with closing(KafkaAdminClient(bootstrap_servers=mesh.bootstrap)) as admin:
+        admin.create_topics({"mesh-loud": {"num_partitions": 3}})
+        admin.wait_for_topics(["mesh-loud"])
+    assert "bang has state of each partition; mesh-loud has 3 and mesh-lines 1" in mesh.ok(*validate)
+    path.write_text(MESH)
+    assert components() == [["shout", "bang"]]
+    define(mesh, "z", output="mesh-loud")
+    told = mesh.ok(*validate)
+    assert "bang reads mesh-loud from the server: the function public/default/z writes it, too" in told
+    path.write_text(MESH.replace("[mesh-lines]", "[mesh-nothing]"))
+    missing = mesh(*validate)
+    assert missing.exit_code == 1
+    assert f"{path}, line 3: function shout: inputs: mesh-nothing is not on the server" in missing.stderr
+    path.write_text(MESH.replace("mesh-loud}", "mesh-loud, private: true}"))
+    refused = mesh("create", str(path), "--no-code")
+    assert refused.exit_code == 2
+    assert "private: bang needs the topic mesh-loud: the function public/default/z writes it, too" in refused.stderr
+
+
+LOUD = "mesh-loud, keepsKey: true}"
+
+
+def define(mesh: OnBroker, name: str, **config: str) -> None:
+    """Define a function as a worker does."""
+    made = Definition(
+        fqfn=f"public/default/{name}",
+        config={"name": name, "className": "f", "py": "f.py", "inputs": ["mesh-other"], **config},
+        revision=1,
+        version=1,
+    )
+    topic = KeyedTopic({"bootstrap_servers": [mesh.bootstrap]}, DEFINITIONS, 20.0)
+    try:
+        topic.make()
+        topic.put({made.fqfn: made.to_json()})
+    finally:
+        topic.close()

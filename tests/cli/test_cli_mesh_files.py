@@ -65,7 +65,8 @@ def test_cores_and_json(folder: Path, invoke: Invoke) -> None:
     path = str(folder / "good.yaml")
     few = invoke("mesh", "validate", path, "--no-code", "--cores", "1")
     assert few.exit_code == 1
-    assert "2 tasks at once (a 1, b 1) need as many cores, of 1" in few.stderr
+    assert "2 cores are needed, of 1, one at all times for each of a, b: --master local[2]" in few.stderr
+    assert invoke("mesh", "validate", path, "--no-code", "--master", "local").stderr == few.stderr
     shown = json.loads(invoke("mesh", "validate", path, "--no-code", "--json").stdout)
     assert [component["functions"] for component in shown["components"]] == [["a"], ["b"]]
     assert (shown["mesh"], shown["mistakes"]) == ("public/default/m", [])
@@ -84,3 +85,39 @@ def test_a_mesh_is_drawn(folder: Path, invoke: Invoke) -> None:
     assert invoke("mesh", "draw", path, "--output", str(folder / "no" / "m.svg")).exit_code == 1
     (folder / "bytes.yaml").write_bytes(b"name: \xff")
     assert "is no text in UTF-8" in invoke("mesh", "draw", str(folder / "bytes.yaml")).stderr
+
+
+def test_a_picture_may_be_values(folder: Path, invoke: Invoke) -> None:
+    path = str(folder / "good.yaml")
+    (folder / "good.yaml").write_text(
+        GOOD + "- {name: c, className: shout, py: shout.py, inputs: [u], output: v, private: true}\n"
+        "- {name: d, className: shout, py: shout.py, inputs: [v], deadLetterTopic: dead, maxMessageRetries: 1}\n"
+        "sinks: [{name: s, inputs: dead, format: json}]\n"
+    )
+    shown = json.loads(invoke("mesh", "draw", path, "--json").stdout)
+    assert shown["mesh"] == "public/default/m"
+    assert {(edge["topic"], edge["part"], edge["does"]) for edge in shown["edges"]} == {
+        ("in", "a", "reads"),
+        ("t", "a", "writes"),
+        ("t", "b", "reads"),
+        ("u", "b", "writes"),
+        ("u", "c", "is called"),
+        ("v", "c", "writes"),
+        ("v", "d", "is called"),
+        ("dead", "d", "writes aside"),
+        ("dead", "s", "reads"),
+    }
+    (cut,) = [edge for edge in shown["edges"] if edge["cut"]]
+    assert (cut["topic"], cut["part"], cut["cut"]) == ("t", "b", "b has state, and a has no keepsKey: true")
+    assert [component["functions"] for component in shown["components"]] == [["a"], ["b", "c", "d"]]
+    nodes = {(node["kind"], node["name"]): node for node in shown["nodes"]}
+    assert nodes.keys() == {*(("topic", n) for n in ("in", "t", "u", "v", "dead")), *(("function", n) for n in "abcd"),
+                            ("sink", "s")}  # fmt: skip
+    assert [nodes["topic", name]["written"] for name in ("t", "v")] == [True, False]
+    assert [nodes["topic", name]["component"] for name in ("t", "v")] == [None, "b"]
+    for node in nodes.values():
+        assert 0 <= node["x"] <= shown["width"] - node["width"]
+        assert 0 <= node["y"] <= shown["height"] - node["height"]
+    assert invoke("mesh", "draw", path, "--json", "--output", str(folder / "m.json")).exit_code == 0
+    assert json.loads((folder / "m.json").read_text()) == shown
+    assert "/mesh.json" in invoke("mesh", "draw", "m", "--live", "--json").stderr

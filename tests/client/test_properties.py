@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
-from kop.client.properties import PropertyError, connection, parse_properties
+from kop.client.properties import PropertyError, connection, parse_properties, properties_of_environment
 
 SERVERS = {"bootstrap.servers": "a:9092, b:9093"}
 JAAS = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="alice" password="a\\"b;c";'
@@ -128,6 +128,16 @@ def test_a_token_in_a_file_is_read_for_each_login(tmp_path: Path) -> None:
 def test_servers_are_needed() -> None:
     with pytest.raises(PropertyError, match=r"set bootstrap\.servers to HOST:PORT"):
         connection({}, "me")
+
+
+def test_without_options_a_connection_is_that_of_the_environment(tmp_path: Path) -> None:
+    path = tmp_path / "client.properties"
+    path.write_text("security.protocol=SSL\n")
+    assert properties_of_environment({}) == {"bootstrap.servers": "127.0.0.1:9092"}
+    given = {"KOP_BOOTSTRAP": "a:1", "KOP_CLIENT_CONFIG": str(path)}
+    assert properties_of_environment(given) == {"bootstrap.servers": "a:1", "security.protocol": "SSL"}
+    path.write_text("bootstrap.servers=b:2\n")
+    assert properties_of_environment(given) == {"bootstrap.servers": "b:2"}
 
 
 def test_no_error_has_a_password_in_it() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kop.functions.definitions import Assignment, LeaderAnswer, Request
-from kop.functions.effects import MAX_BYTES, Effects
 from kop.functions.leader import KNOWN_REQUESTS, Leader, losers
+from kop.functions.request_effects import MAX_BYTES, Effects
 from kop.functions.scheduler import Wish
 
 FQFN = "public/default/f"

@@ -9,8 +9,8 @@ import pytest
 from functions.mesh_request_kit import MESH, SHOUT, SINK, wanted
 
 from kop.functions.definitions import MeshDefinition, Request, WantedMesh, mesh_key, mesh_of
-from kop.functions.effects import Effects
 from kop.functions.leader import Leader
+from kop.functions.request_effects import Effects
 
 
 class MeshLog:

@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pulsar as native
+import pyarrow as pa
 import pytest
 from interop.interop_kit import Interop
 from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String
@@ -22,9 +24,12 @@ from conformance.stub_registry import StubRegistry
 from kop.client.offsets import LATEST
 from kop.client.read_client import ReadClient
 from kop.spark.fetching import ReadSettings, read_range
+from kop.spark.given import OptionError
 from kop.spark.options import batch_options
 from kop.spark.planning import OffsetRange
-from kop.spark.typed_columns import plan_columns
+from kop.spark.sink_columns import SinkColumns
+from kop.spark.typed_columns import plan_columns, plan_writes
+from kop.spark.write_options import write_options
 
 pytestmark = pytest.mark.pulsar
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "schemas" / "schema_vectors.json").read_text())
@@ -144,6 +149,44 @@ def test_versions_of_pairs_of_key_and_value_are_the_same_rows(interop: Interop, 
     else:
         assert [(row["key"], row["value"]) for row in rows] == list(enumerate(ROWS))
     assert [row["decodeError"] for row in rows] == [None] * 4
+
+
+def encoded(interop: Interop, topic: str, kind: str, rows: pa.Array) -> list[bytes]:
+    """The values that a sink makes of rows by the schema of the topic."""
+    asked = {"kafka.bootstrap.servers": interop.gateway.bootstrap, "topic": topic, "valueFormat": kind}
+    options = write_options(asked | {"pulsar.admin.url": interop.pulsar.admin_url}, streaming=False)
+    columns = SinkColumns.of([("value", "")], topic, plan_writes(options, {"value": rows.type}))
+    batch: list[bytes] = columns.batch(pa.RecordBatch.from_arrays([rows], ["value"])).column("value").to_pylist()
+    return batch
+
+
+@pytest.mark.parametrize("kind", ["avro", "json", "int64"])
+def test_what_is_written_by_a_topic_s_schema_is_read_by_pulsar_s_client(interop: Interop, kind: str) -> None:
+    topic = interop.create(interop.name())
+    schemas = {"avro": AvroSchema(Second), "json": JsonSchema(Second), "int64": None}
+    if kind == "int64":
+        url = f"{interop.pulsar.admin_url}/admin/v2/schemas/{interop.pulsar.namespace}/{topic}/schema"
+        body = json.dumps({"type": "INT64", "schema": "", "properties": {}}).encode()
+        urllib.request.urlopen(
+            urllib.request.Request(url, body, {"Content-Type": "application/json"}), timeout=30
+        ).close()
+        rows = pa.array([7, -8], pa.int64())
+    else:
+        interop.native.create_producer(interop.partition(topic), schema=schemas[kind]).close()
+        rows = pa.array([{"rank": 1, "id": 5}, {"rank": None, "id": 6}])
+        rows = rows.cast(pa.struct([("rank", pa.int32()), ("id", pa.int32())]))
+        with pytest.raises(OptionError, match="the column value: item is no field"):
+            encoded(interop, topic, kind, pa.array([{"item": "tea"}]))
+        other = {"avro": "json", "json": "avro"}[kind]
+        with pytest.raises(OptionError, match=f"the column value: set the format to {kind}: the schema of .* is"):
+            encoded(interop, topic, other, rows)
+    values = encoded(interop, topic, "auto" if kind == "int64" else kind, rows)
+    interop.produce(topic, [{"value": value} for value in values])
+    assert [row["value"] for row in read(interop.gateway, topic, **of_pulsar(interop))] == rows.to_pylist()
+    if kind != "int64":
+        reader = interop.native.create_reader(interop.partition(topic), native.MessageId.earliest, schema=schemas[kind])
+        got = [reader.read_next(20_000).value() for _ in range(2)]
+        assert [{"rank": record.rank, "id": record.id} for record in got] == rows.to_pylist()
 
 
 @pytest.mark.parametrize(("group", "wanted"), [("avro", "avro"), ("json_schema", "json"), ("protobuf", "protobuf")])

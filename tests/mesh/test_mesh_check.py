@@ -157,17 +157,21 @@ def test_a_private_topic_that_is_only_called_with_is_right() -> None:
     assert told(f"fuse: false\n{HEAD}{parts}") == []
 
 
-def test_tasks_that_last_need_a_core_each() -> None:
+def test_components_that_last_need_a_core_each_and_tasks_share_them() -> None:
     parts = function("a", "in", "t", "parallelism: 3") + function("x", "other", "out", "parallelism: 2")
     text = HEAD + parts + "sinks: [{name: s, inputs: t, format: json}]"
     mistake = (
-        "1: trigger: 6 tasks at once (a 3, x 2, sources, sinks and queries 1) need as many cores, of 4: --master "
-        "local[6], less parallelism, or trigger: batch"
+        "1: trigger: 3 cores are needed, of 2, one at all times for each of a, x, sources, sinks and queries: --master "
+        "local[3], or trigger: batch"
     )
-    assert told(text, cores=4) == [mistake]
-    assert told(text, cores=6) == []
+    assert told(text, cores=2) == [mistake]
+    assert told(text, cores=3) == []
+    shared = "6 tasks at once (a 3, x 2, sources, sinks and queries 1) would need as many cores, of 3"
+    assert shared in checked(text, cores=3).notes
+    assert shared.replace("of 3", "of 6") not in checked(text, cores=6).notes
     assert told(f"trigger: batch\n{text}", cores=1) == []
-    assert told(text, Facts({"in": 1, "other": 5, "t": 1}), 4) == []
+    known = checked(text, Facts({"in": 1, "other": 5, "t": 1}), 3).notes
+    assert any(note.startswith("4 tasks at once (a 1, x 2,") for note in known)
 
 
 def test_code_is_looked_at_by_who_can() -> None:

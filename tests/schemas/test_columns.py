@@ -350,3 +350,62 @@ def test_json_and_texts_are_written_without_a_schema() -> None:
     assert writer_of(texts)(pa.array(["ä", None])).to_pylist() == ["ä".encode(), None]
     with pytest.raises(SchemaError, match="cast it"):
         plan_writing(SchemaSource("value", "string"), KIND, register=False)
+
+
+def written(source: SchemaSource, kind: pa.DataType, *rows: Any) -> list[bytes | None]:
+    made = plan_writing(source, kind, register=False)
+    encoded: list[bytes | None] = writer_of(made)(pa.array(rows, kind)).to_pylist()
+    return encoded
+
+
+@pytest.mark.parametrize("name", PRIMITIVES)
+def test_what_is_written_by_pulsar_s_primitives_is_read(name: str, told: list[PulsarSchema]) -> None:
+    told.append(PulsarSchema(name))
+    kind = PRIMITIVES[name][0]
+    moment = (
+        datetime(1969, 12, 31, 23, 59, 58, 250_000, tzinfo=kind.tz and UTC) if pa.types.is_timestamp(kind) else None
+    )
+    value = moment or {"bool": True, "date32[day]": date(1969, 12, 30), "string": "ä", "binary": b"\0"}.get(
+        str(kind), -2
+    )
+    encoded = written(of_pulsar(), kind, value, None, value)
+    assert read(plan(of_pulsar()), *encoded) == ([value, None, value], {})
+    if name == "INT32":
+        assert encoded[0] == b"\xff\xff\xff\xfe"
+        assert written(of_pulsar(), pa.int16(), 5) == [b"\0\0\0\5"]
+        with pytest.raises(SchemaError, match="the column has the type BIGINT, and its schema is INT32: cast it"):
+            written(of_pulsar(), pa.int64())
+
+
+def test_columns_are_written_by_the_schema_of_pulsar_s_topic(told: list[PulsarSchema]) -> None:
+    told += [PulsarSchema("AVRO", AVRO, {}, 0), PulsarSchema("AVRO", AVRO.replace("int", "long"), {}, 1)]
+    assert written(of_pulsar("avro"), KIND, {"a b": 7}, None) == [b"\x0e", None]
+    with pytest.raises(SchemaError, match="c is no field of R"):
+        written(of_pulsar(), pa.struct([("c", pa.int32())]))
+    assert written(of_pulsar(column="key"), pa.string(), "k") == [b"k"]
+    kind = pa.struct([("key", pa.int32()), ("value", KIND)])
+    told.append(pair("INLINE"))
+    rows = [{"key": 5, "value": {"a b": 7}}, None, {"key": None, "value": {"a b": 7}}, {"key": 5, "value": None}]
+    assert read(plan(of_pulsar()), *written(of_pulsar(), kind, *rows)) == (rows, {})
+    with pytest.raises(SchemaError, match="has to be a struct of key and value"):
+        written(of_pulsar(), KIND)
+    told.append(pair("SEPARATED"))
+    assert written(of_pulsar(), KIND, {"a b": 7}) == [b"\x0e"]
+    assert written(of_pulsar(column="key"), pa.int32(), 5) == [b"\0\0\0\5"]
+    told.append(PulsarSchema("PROTOBUF", "x"))
+    with pytest.raises(SchemaError, match=r"set the format to bytes: .* is PROTOBUF"):
+        written(of_pulsar(), KIND)
+
+
+def test_json_is_written_by_the_fields_of_pulsar_s_schema(told: list[PulsarSchema]) -> None:
+    day = {"type": "int", "logicalType": "date"}
+    told.append(PulsarSchema("JSON", record(("day", day), ("item", ["null", "string"]))))
+    kind = pa.struct([("day", pa.int32()), ("item", pa.string())])
+    assert written(of_pulsar("json"), kind, {"day": 5, "item": None}, None) == [b'{"day":5}', None]
+    for fields, wrong in (
+        ([("day", pa.date32())], "day has the type DATE"),
+        ([("day", pa.int32()), ("more", pa.int32())], "more is no field"),
+        ([("item", pa.string())], "day is missing"),
+    ):
+        with pytest.raises(SchemaError, match=wrong):
+            written(of_pulsar("json"), pa.struct(fields))

@@ -26,7 +26,7 @@ from kop.mesh.file import read_mesh
 from kop.mesh.spec import Mesh
 from kop.spark.mesh.component import Work
 from kop.spark.mesh.cutting import components_of
-from kop.spark.mesh.followed import DefinedMesh
+from kop.spark.mesh.followed_mesh import DefinedMesh
 from kop.spark.mesh.link import Hub
 from kop.spark.mesh.planning import Planner
 from kop.spark.mesh.task import run_task

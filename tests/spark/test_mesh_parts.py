@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from kop import clock
 from kop.mesh import records
 from kop.spark.mesh import session
-from kop.spark.mesh.counting import Counting
+from kop.spark.mesh.counting import Counting, MinuteCounts
+from kop.spark.mesh.edge_rates import edge_rate
 from kop.spark.mesh.session import cores_for, cores_of, master_of
 
 
@@ -32,6 +34,44 @@ def test_counts_of_tasks_that_run_and_have_ended() -> None:
     counting.told("b", [told(24)])
     assert counting.functions(4.0)["f"]["rate"] == 5.0
     counting.over("c")
+
+
+def test_an_edge_within_a_component_has_a_rate_of_its_own() -> None:
+    counting = Counting()
+    counting.told("a", [{**told(3), "handed": {"t": 2}}])
+    counting.functions(0.0)
+    counting.over("a")
+    counting.told("b", [{**told(20), "handed": {"t": 8, "u": 12}}])
+    counts = counting.functions(2.0)["f"]
+    assert counts["handed_rates"] == {"t": 4.0, "u": 6.0}
+    part = {"name": "f", "inputs": ["in", "t", "u", "v"], "inner_inputs": ["t", "u", "v"], **counts}
+    assert [edge_rate(part, topic, {("f", "in"): 1.5}) for topic in part["inputs"]] == [1.5, 4.0, 6.0, 0.0]
+
+
+def test_the_record_that_a_task_calls_with_is_told_while_it_runs() -> None:
+    counting = Counting()
+    counting.told("a", [{**told(1), "at": None}])
+    counting.told("b", [{**told(1), "at": ["in", 2, 7]}])
+    assert counting.functions(0.0)["f"]["at"] == ["in", 2, 7]
+    counting.over("b")
+    assert "at" not in counting.functions(1.0)["f"]
+
+
+def test_counts_of_the_last_whole_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    minutes = MinuteCounts()
+
+    def at(seconds: float, processed: int) -> int:
+        monkeypatch.setattr(clock, "wall", lambda: 6_000.0 + seconds)
+        made = minutes.of("f", {"processed": processed, "received": processed, "state": "running"})
+        assert made["received_1min"] == made["processed_1min"]
+        assert made["latency_count_1min"] == 0
+        return int(made["processed_1min"])
+
+    assert [at(30, 5), at(59, 8)] == [0, 0]
+    assert [at(60, 8), at(119, 20)] == [8, 8]
+    assert [at(121, 21), at(150, 30)] == [13, 13]
+    assert at(241, 40) == 0, "in the minute before nobody has looked"
+    assert at(300, 41) == 1
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,7 @@ def test_a_function_that_fails_holds_up_its_partition_alone_and_what_was_before_
     assert (dead.value, headers["REAL_TOPIC"]) == (b"bada", b"mid2")
     assert headers["__pfn_exception__"] == b"ValueError: bad"
     assert rows[1]["user_exceptions"] >= 2
+    assert [row["handed"] for row in rows] == [{}, {"mid2": 4}], "what was done again counts once"
     assert meshes.broker.committed("public/default/mid2") == {("in2", 0): 4}
 
 
@@ -495,7 +496,9 @@ def test_rates_of_edges_are_told_by_what_groups_have_done(meshes: Meshes) -> Non
         rates.close()
         writer.close()
     assert edge_rate({"name": "a", "inputs": ["x"], "rate": 2.0}, "x", {}) == 2.0
-    assert edge_rate({"name": "a", "inputs": ["x", "y"], "rate": 2.0}, "x", {("a", "x"): 0.5}) == 0.5
+    assert (
+        edge_rate({"name": "a", "inputs": ["x", "y"], "inner_inputs": [], "rate": 2.0}, "x", {("a", "x"): 0.5}) == 0.5
+    )
 
 
 def test_what_is_before_a_record_that_ended_a_process_is_committed_first(meshes: Meshes) -> None:

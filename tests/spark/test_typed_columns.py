@@ -215,3 +215,66 @@ def test_what_is_written_has_its_schema_s_id(registry: StubRegistry) -> None:
         plan_writes(write_options(SERVERS | asked | {"registerSchema": "true"}, streaming=False), {"value": KIND})
     with pytest.raises(OptionError, match="nothing is registered"):
         write_options(SERVERS | {"registerSchema": "true"}, streaming=False)
+
+
+KEY = pa.struct([("customer", pa.int64())])
+
+
+@pytest.mark.parametrize("how", ["avro", "json", "protobuf"])
+def test_a_key_has_a_schema_of_its_own(how: str, registry: StubRegistry) -> None:
+    asked = {"topic": "orders", "keyFormat": how, "schema.registry.url": registry.url}
+    with pytest.raises(OptionError, match="the column key: the registry has nothing at subjects/orders-key"):
+        plan_writes(write_options(SERVERS | asked, streaming=False), {"key": KEY})
+    asked |= {"registerSchema": "true"}
+    if how == "protobuf":
+        with pytest.raises(OptionError, match="the column key: name the schema of the message"):
+            plan_writes(write_options(SERVERS | asked, streaming=False), {"key": KEY})
+        file = descriptor_pb2.FileDescriptorProto(name="key.proto", syntax="proto3")
+        file.message_type.add(name="Key").field.add(name="customer", number=1, type=3, label=1)
+        asked |= {"keySchema": base64.b64encode(file.SerializeToString()).decode()}
+    plans = plan_writes(write_options(SERVERS | asked, streaming=False), {"key": KEY})
+    assert list(registry.subjects) == ["orders-value", "orders-key"]
+    columns = SinkColumns.of([("key", "struct<customer:bigint>"), ("value", "string")], "orders", plans)
+    keys = pa.array([{"customer": 7}, None, {"customer": 7}], KEY)
+    made = columns.batch(pa.RecordBatch.from_arrays([keys, pa.array(["a", "b", None])], ["key", "value"]))
+    first, none, last = made.column("key").to_pylist()
+    assert first.startswith(frame(2))
+    assert (none, last) == (None, first)
+    assert made.column("value").to_pylist() == [b"a", b"b", None]
+    read = planned(keyFormat=how, valueFormat="string", schema__registry__url=registry.url).make()
+    assert read.add(rows(b"a", key=first)).select(["key", "value"]).to_pylist() == [
+        {"key": {"customer": 7}, "value": "a"}
+    ]
+    with pytest.raises(SinkError, match="the column key is missing, and keyFormat is set"):
+        SinkColumns.of([("value", "string")], "orders", plans)
+
+
+def test_key_and_value_are_registered_each_under_its_subject(registry: StubRegistry) -> None:
+    asked = {"topic": "clicks", "keyFormat": "avro", "valueFormat": "avro", "schema.registry.url": registry.url}
+    options = write_options(SERVERS | asked | {"registerSchema": "true"}, streaming=False)
+    plans = plan_writes(options, {"key": pa.int64(), "value": KIND})
+    assert registry.subjects == {"orders-value": [1], "clicks-key": [2], "clicks-value": [3]}
+    assert registry.schemas[1]["schema"] == '"long"'
+    columns = SinkColumns.of([("key", "bigint"), ("value", "struct<id:bigint>")], "clicks", plans)
+    made = columns.batch(
+        pa.RecordBatch.from_arrays([pa.array([-1, None]), pa.array([{"id": 7}, None], KIND)], ["key", "value"])
+    )
+    assert made.column("key").to_pylist() == [frame(2) + b"\1", None]
+    assert made.column("value").to_pylist() == [frame(3) + b"\2\x0e", None]
+    registry.add("clicks-key", '"string"')
+    with pytest.raises(OptionError, match="the column key: the column has the type BIGINT, and its schema is string"):
+        plan_writes(write_options(SERVERS | asked, streaming=False), {"key": pa.int64(), "value": KIND})
+    older = write_options(SERVERS | asked | {"keySchemaVersion": "1"}, streaming=False)
+    assert plan_writes(older, {"key": pa.int64(), "value": KIND})["key"].before == plans["key"].before
+    registry.refusals["clicks-key"] = (409, "INCOMPATIBLE")
+    with pytest.raises(OptionError, match=r"the column key: .*INCOMPATIBLE"):
+        plan_writes(options, {"key": pa.int64(), "value": KIND})
+
+
+def test_rows_of_several_topics_want_a_subject_of_each_column(registry: StubRegistry) -> None:
+    asked = {"keyFormat": "avro", "valueFormat": "avro", "schema.registry.url": registry.url, "registerSchema": "true"}
+    kinds = {"key": pa.int64(), "value": KIND}
+    with pytest.raises(OptionError, match="set keySubject to the subject whose schema the column key has"):
+        plan_writes(write_options(SERVERS | asked | {"valueSubject": "v"}, streaming=False), kinds)
+    plan_writes(write_options(SERVERS | asked | {"valueSubject": "v", "keySubject": "k"}, streaming=False), kinds)
+    assert registry.subjects == {"orders-value": [1], "k": [2], "v": [3]}

@@ -82,10 +82,14 @@ class Exchange(Protocol):
         """
 
     def is_valid(self) -> bool:
-        """Return false once the login would not succeed any more: the user is gone, or has another password."""
+        """Return true as long as the login would succeed again, false once the user is gone, or has another
+        password.
+        """
 
     def step(self, token: bytes) -> bytes | Awaitable[bytes]:
-        """Return the answer to the client's next token. AuthenticationError if the login has failed."""
+        """Return the answer to the client's next token, or an awaitable of it. AuthenticationError if the login has
+        failed.
+        """
 
 
 class IdentityExchange:
@@ -101,7 +105,7 @@ class IdentityExchange:
 
     @property
     def principal(self) -> str | None:
-        """The client's name for rights; None before it has logged in."""
+        """The client's name for rights, as `User:NAME`; None before it has logged in."""
         return None if self.identity is None else self.identity.principal
 
     @property

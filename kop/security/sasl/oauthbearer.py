@@ -37,7 +37,9 @@ class OAuthBearerExchange(IdentityExchange):
         self._check = check
 
     def step(self, token: bytes) -> bytes | Awaitable[bytes]:
-        """Return the answer to the client's next message. AuthenticationError if the login has failed."""
+        """Return the answer to the client's next message. AuthenticationError if the login has failed. If the token is
+        refused the answer says so, and the client's next message makes the login fail.
+        """
         if self.identity is not None:
             raise AuthenticationError("a message of OAUTHBEARER behind the last one")
         if self.refusal is not None:

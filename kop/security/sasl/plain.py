@@ -42,8 +42,8 @@ class PlainExchange(IdentityExchange):
         self._check_token = check_token
 
     def step(self, token: bytes) -> Awaitable[bytes]:
-        """Check the user and password in the message, and return an empty answer. AuthenticationError if they are
-        wrong.
+        """Check the user and password in the message, and return an awaitable of the empty answer. AuthenticationError
+        if they are wrong.
         """
         if self.identity is not None:
             raise AuthenticationError("a message of PLAIN behind the last one")

@@ -119,7 +119,9 @@ class ScramExchange:
         return self._verifier is not None and self._find(self._name) == self._verifier
 
     def step(self, token: bytes) -> bytes | Awaitable[bytes]:
-        """Return the answer to the client's next message. AuthenticationError if the login has failed."""
+        """Return the answer to the client's next message, or an awaitable of it. AuthenticationError if the login has
+        failed; for a user that there is not, only at the last message.
+        """
         if len(token) > LONGEST_MESSAGE:
             raise AuthenticationError(f"a message of {self._mechanism} of {len(token)} bytes")
         try:
@@ -207,11 +209,13 @@ class ScramLogin:
         self._signature = b""
 
     def first(self) -> bytes:
-        """Return the first message."""
+        """Return the client's first message."""
         return f"n,,{self._bare}".encode()
 
     def final(self, answer: bytes) -> bytes:
-        """Return the client's last message. AuthenticationError if the server's answer is malformed."""
+        """Return the client's last message, which answers the server's first `answer`; the hashing takes milliseconds.
+        AuthenticationError if that is malformed.
+        """
         match = re.fullmatch(r"r=([^,]+),s=([^,]+),i=([0-9]{1,9})", answer.decode(errors="replace"))
         if match is None or not match[1].startswith(self._nonce) or not int(match[3]):
             raise AuthenticationError("the server's answer is none of SCRAM")

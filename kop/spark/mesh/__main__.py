@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,10 +25,12 @@ from kop.client.errors import RIGHTS, ClientError, FencedError, UnreachableError
 from kop.client.properties import connection, parse_properties
 from kop.functions.localrun import names_of
 from kop.functions.packages import PackageError
+from kop.mesh import records
 from kop.mesh.definition import defined_mesh
 from kop.mesh.file import read_mesh
 from kop.mesh.nodes import MeshError
-from kop.spark.mesh.followed import FollowedMesh
+from kop.spark.mesh.followed_mesh import FollowedMesh
+from kop.spark.mesh.run_states import RunStates
 from kop.spark.mesh.session import end_at_once, make_session, master_of
 from kop.spark.mesh.task import cache_folder
 
@@ -52,6 +55,21 @@ def log_to(path: Path) -> None:
     os.close(descriptor)
 
 
+def telling(is_asked: bool) -> Callable[[dict[str, Any]], None]:
+    """Return a function that writes values as a line of JSON to what is standard output now; nothing if that is not
+    asked for.
+    """
+    if not is_asked:
+        return lambda _: None
+    output = os.fdopen(os.dup(1), "w")
+
+    def tell(values: dict[str, Any]) -> None:
+        output.write(f"{json.dumps(values, ensure_ascii=False)}\n")
+        output.flush()
+
+    return tell
+
+
 class Run:
     """A mesh on a thread of its own, so that signals are this process's and not PySpark's."""
 
@@ -59,10 +77,12 @@ class Run:
         self.over = threading.Event()
         self.code = 1
         self._given = given
+        self._tell = telling(bool(given.get("json")))
         self._driver: Any = None
         self._spark: Any = None
         self._followed: FollowedMesh | None = None
         self._is_stopping = False
+        self._name = str(given["mesh"])
         threading.Thread(target=self._run, name="kop-mesh-driver", daemon=True).start()
 
     def stop(self) -> None:
@@ -76,18 +96,26 @@ class Run:
         try:
             self.code = self._do()
         except (ClientError, FencedError, UnreachableError, MeshError, PackageError) as error:
-            say(str(error))
+            self._fail(str(error))
         except RIGHTS as error:
-            say(f"let this user use what the mesh needs: {error}; docs/mesh.md says which rights that are")
+            self._fail(f"let this user use what the mesh needs: {error}; docs/mesh.md says which rights that are")
         except KafkaError as error:
-            say(f"the server did not do what the mesh needs: {error}; run it again once the server is well")
-        except BaseException:
+            self._fail(f"the server did not do what the mesh needs: {error}; run it again once the server is well")
+        except BaseException as error:
             traceback.print_exc()
+            self._tell_failure(repr(error))
         finally:
             if self._spark is not None:
                 self._over_and_out()
             self._follow_no_more()
             self.over.set()
+
+    def _fail(self, reason: str) -> None:
+        say(reason)
+        self._tell_failure(reason)
+
+    def _tell_failure(self, reason: str) -> None:
+        RunStates(self._name, self._tell).look(records.FAILED, reason, None)
 
     def _over_and_out(self) -> None:
         sys.stderr.flush()
@@ -113,15 +141,15 @@ class Run:
         names = names_of(settings, patience, given["topic_namespace"])
         text = Path(given["file"]).read_text() if given["file"] else ""
         mesh = read_mesh(text, given["file"], names) if text else None
-        name = given["mesh"] if mesh is None else mesh.full_name
+        name = self._name = given["mesh"] if mesh is None else mesh.full_name
         followed = self._followed = FollowedMesh(settings, patience, name, names, given["file"])
         followed.start()
         if mesh is None:
             if followed.definition is None:
                 raise ClientError(f"there is no mesh {name}: kop mesh run FILE makes it of a file")
             mesh = defined_mesh(followed.definition)
-        for note in mesh.notes:
-            say(note)
+            for note in mesh.notes:  # those of a file were told when it was checked
+                say(note)
         others = len(mesh.sources) + len(mesh.sinks) + len(mesh.queries)
         master = master_of(given["master"], len(mesh.functions) + (1 if others else 0))
         path = cache_folder().parent / "meshes" / f"{name.replace('/', '.')}.log"
@@ -141,6 +169,7 @@ class Run:
             once=given["once"],
             properties=properties,
             checkpoints=given["checkpoints"],
+            changed=self._tell,
         )
         if self._driver.run():
             say(f"{name} has ended; all that was begun is committed")

@@ -15,20 +15,23 @@ from kop.functions.spec import FunctionSpec, Guarantee
 from kop.mesh import plan as planned
 from kop.mesh.spec import FunctionPart, Mesh
 from kop.spark.mesh.component import Step, TaskComponent
-from kop.spark.mesh.followed import DefinedMesh
+from kop.spark.mesh.followed_mesh import DefinedMesh
 
 
 def components_of(
-    defined: DefinedMesh, partitions: Mapping[str, int], alone: Collection[str] = ()
+    defined: DefinedMesh,
+    partitions: Mapping[str, int],
+    alone: Collection[str] = (),
+    writers: Mapping[str, str] | None = None,
 ) -> list[TaskComponent]:
     """Return the components of a mesh, each behind those whose output it reads. `partitions` has the number of
-    partitions of each topic that exists.
+    partitions of each topic that exists, `writers` who else writes topics.
 
     `alone`: functions that get components of their own. ClientError if a function needs something that components do
     not have.
     """
     mesh = defined.mesh
-    cut = planned.plan(mesh, planned.Facts(partitions=partitions), alone=frozenset(alone))
+    cut = planned.plan(mesh, planned.Facts(partitions, writers or {}), alone=frozenset(alone))
     return [_component(mesh, part, partitions, defined.packages) for part in cut.components]
 
 

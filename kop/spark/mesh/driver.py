@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
 import socket
 import tempfile
@@ -33,20 +32,24 @@ from kop.client.write_client import WriteClient
 from kop.functions.acks import wait_seconds
 from kop.functions.definitions import MeshDefinition
 from kop.mesh import records
+from kop.mesh.server_facts import made_topics
 from kop.mesh.spec import Mesh, QueryPart
 from kop.spark.mesh.component import TaskComponent, Work
-from kop.spark.mesh.counting import Counting
+from kop.spark.mesh.counting import Counting, MinuteCounts
 from kop.spark.mesh.cutting import components_of, topics_of
+from kop.spark.mesh.driver_election import SESSION_SECONDS, DriverElection
 from kop.spark.mesh.edge_rates import EdgeRates, ReadingPart, edge_rate
-from kop.spark.mesh.followed import DefinedMesh, FollowedMesh
+from kop.spark.mesh.execution_order import phases
+from kop.spark.mesh.failures import told
+from kop.spark.mesh.followed_mesh import DefinedMesh, FollowedMesh
 from kop.spark.mesh.link import Hub, TaskLine
-from kop.spark.mesh.parts import Part, PartQueries
-from kop.spark.mesh.phases import phases
+from kop.spark.mesh.part_options import Part
+from kop.spark.mesh.parts import PartQueries
 from kop.spark.mesh.planning import Planner
+from kop.spark.mesh.run_states import RunStates
 from kop.spark.mesh.session import cores_for, cores_of, is_here
 from kop.spark.mesh.source import NAME, WORK, MeshSource, encode
 from kop.spark.mesh.starts import Starts
-from kop.spark.mesh.turn import SESSION_SECONDS, DriverTurn
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +71,6 @@ _KEPT_TEXTS: Final = 10
 BATCH_END_SECONDS: Final = 1.0
 """The seconds that the end of a mesh waits for a batch of a source or a sink; one that is cut off is done again."""
 NO_VERSION: Final = -1
-_ERROR: Final = re.compile(r"^(?:: |Caused by: )?(?:[\w.]+\.)?(\w*(?:Error|Exception|Exit)): (.+)", re.MULTILINE)
 
 
 @dataclass
@@ -90,6 +92,10 @@ class _Query:
     failures: int = 0
     starts: int = 0
     since: float = 0.0
+    since_ms: int = field(default_factory=clock.wall_ms)
+    """The time since which it is in its state, in milliseconds since the epoch."""
+    next_start_ms: int | None = None
+    """The time at which it is started again, if it has failed and waits for that."""
     due: float = 0.0
     """The time at which the query is started again, in seconds of the monotonic clock."""
     checkpoint: str = ""
@@ -99,6 +105,11 @@ class _Query:
     """The last batch that is counted in `rows`."""
     reached: Offsets = field(default_factory=dict)
     """The offsets up to which tasks have called messages that a function has to acknowledge itself, by partition."""
+
+    def become(self, state: str, seconds: float | None = None) -> None:
+        """Change the state; `seconds` are those until the query is started again, if it waits for that."""
+        self.state, self.since_ms = state, clock.wall_ms()
+        self.next_start_ms = None if seconds is None else self.since_ms + int(1000 * seconds)
 
     @property
     def is_done(self) -> bool:
@@ -124,10 +135,11 @@ class MeshDriver:
         properties: Mapping[str, str] | None = None,
         checkpoints: str = "",
         spare: int = 0,
+        changed: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> None:
         """`followed` was started. `properties` are Kafka's client properties, as `settings` were made of;
         `checkpoints` is the folder for those of sources and sinks. `spare`: how many cores are left to others of the
-        session at all times with the trigger continuous, if there are enough.
+        session at all times with the trigger continuous, if there are enough. `changed` is told each change of a state.
         """
         self._spare = spare
         self._kafka = {f"kafka.{name}": value for name, value in (properties or {}).items()}
@@ -140,14 +152,18 @@ class MeshDriver:
         self._say = say
         self._once = once
         self._counting = Counting()
+        self._minutes = MinuteCounts()
         self._cut_by: dict[str, int] = {}
         """The number of partitions of each topic when the components were cut."""
         self._partitions_looked = float("-inf")
+        self._looked_at: Mapping[str, str] = {}
+        """Other writers by topic, as they were compared with the components last."""
         self._stopping = threading.Event()
         self._topic = KeyedTopic(settings, records.TOPIC, patience)
         self._reports = KeyedTopic(settings, records.TOPIC, REPORT_PATIENCE_SECONDS)
         self._edges = EdgeRates(settings)
         self._rates: Mapping[tuple[str, str], float] = {}
+        self._states = RunStates(self._name, changed)
         self._started_ms = clock.wall_ms()
         self._reported = float("-inf")
         self._state = records.STARTING
@@ -156,8 +172,8 @@ class MeshDriver:
         """The version of the definition that cannot be run."""
         is_local = is_here(spark)
         host = "127.0.0.1" if is_local else str(spark.conf.get("spark.driver.host", socket.gethostname()))
-        self._turn = DriverTurn(settings, patience, self._name)
-        self._hub = Hub("127.0.0.1" if is_local else "", self._told, self._over, self._turn.may_begin)
+        self._election = DriverElection(settings, patience, self._name)
+        self._hub = Hub("127.0.0.1" if is_local else "", self._told, self._over, self._election.may_begin)
         self._address = host, self._hub.port
         # of what runs now
         self._definition: MeshDefinition | None = None
@@ -196,20 +212,20 @@ class MeshDriver:
         Requests of others are carried out meanwhile: another definition, a stop, a start.
         """
         self._topic.make()
-        self._turn.start()
+        self._election.start()
         is_whole = True
         try:
             while (definition := self._wait_for_turn()) is not None:
                 if not self._take_up(definition):
                     continue
                 is_over = self._look_after()
-                is_whole = self._end()
+                is_whole = self._end(is_over)
                 if is_over:
                     break
                 self._end_queries()
             return is_whole
         finally:
-            self._turn.close()
+            self._election.close()
             self._hub.close()
             self._topic.close()
             self._reports.close()
@@ -227,16 +243,17 @@ class MeshDriver:
             if definition is None:
                 self._say(f"{self._name} is deleted")
                 return None
-            if not self._turn.is_mine:
-                if clock.monotonic() > since + 3 * SESSION_SECONDS or self._turn.is_lost:
-                    why = f"is driven by {self._turn.who()}; waiting to take over"
+            if not self._election.is_mine:
+                if clock.monotonic() > since + 3 * SESSION_SECONDS or self._election.is_lost:
+                    why = f"is driven by {self._election.who()}; waiting to take over"
             elif definition.is_stopped:
                 why = f"is stopped; waiting for: kop mesh start {self._name}"
                 self._state, self._reason = records.STOPPED, ""
             elif definition.version != self._refused:
                 return definition
-            if self._turn.is_mine:
+            if self._election.is_mine:
                 self._report_if_due(clock.monotonic())
+            self._tell_changes("" if self._election.is_mine else why)
             if why and why != told:
                 told = why
                 self._say(f"{self._name} {why}")
@@ -363,16 +380,6 @@ class MeshDriver:
             )
         return max(1, slots if self._in_turns else slots // max(1, count))
 
-    def _make_topics(self, writer: WriteClient) -> None:
-        inner = {topic for part in self._mesh.functions for topic in part.inputs}
-        wanted = [topic for source in self._mesh.sources for topic in source.outputs]
-        wanted += [topic for query in self._mesh.queries for topic in (*query.inputs, *query.outputs)]
-        wanted += [topic for sink in self._mesh.sinks for topic in sink.inputs]
-        for part in self._mesh.functions:
-            private = {part.spec.output} if part.is_private and part.spec.output in inner else set()
-            wanted += [topic for topic in (*part.inputs, *part.outputs) if topic not in private]
-        self._make(writer, wanted)
-
     def _make(self, writer: WriteClient, topics: Iterable[str]) -> None:
         for topic in dict.fromkeys(topics):
             if writer.make_topic(topic):
@@ -385,23 +392,25 @@ class MeshDriver:
         writer = WriteClient(self._settings, self._patience)
         reader = ReadClient(self._settings, int(self._patience * 1000))
         try:
-            self._make_topics(writer)
+            self._make(writer, made_topics(self._mesh))
             there = _counts(reader)
             key, groups = (records.key(kind, self._name) for kind in (records.LAYOUT, records.GROUPS))
             known = self._topic.read()
             before = records.decode(known.get(key, b""))
             assert self._defined is not None
             starts = Starts(reader, writer, before)
+            others = self._followed.other_writers()
+            for who in others.unknown:
+                self._say(f"{who} is not readable by this version of kop: the topics it writes are not known")
             while True:
-                components = components_of(self._defined, there, self._alone)
+                components = components_of(self._defined, there, self._alone, others.by_topic)
                 late = starts.not_drained(components)
                 if not late:
                     break
                 for name, (topic, count) in late.items():
                     self._say(f"{name} has {count} records of {topic} to do: it runs apart until the next start")
                 self._alone |= late.keys()
-            self._make(writer, (topic for part in components for topic in part.inputs))  # private ones that are read
-            self._cut_by = _counts(reader) | there
+            self._cut_by = there
             starts.commit(components)
             inner = {step.spec.fqfn: list(step.inner_inputs) for part in components for step in part.steps}
             own = self._own_groups()
@@ -439,7 +448,8 @@ class MeshDriver:
                 raise ClientError(reason) from None  # another attempt would end as this one, and the others wait for it
             self._failed(query, reason, clock.monotonic())
             return
-        query.state, query.since = records.RUNNING, clock.monotonic()
+        query.since = clock.monotonic()
+        query.become(records.RUNNING)
 
     # -- while it runs
 
@@ -451,10 +461,10 @@ class MeshDriver:
         current: list[_Query] = [] if self._once else self._queries
         while not self._stopping.wait(LOOK_SECONDS):
             now = clock.monotonic()
-            if self._turn.is_lost:
-                self._say(f"{self._name} has another driver now, {self._turn.who()}")
+            if self._election.is_lost:
+                self._say(f"{self._name} has another driver now, {self._election.who()}")
                 return self._once
-            if self._is_changed() or (not self._once and self._has_other_topics(now)):
+            if self._is_changed() or (not self._once and (self._has_other_topics(now) or self._has_other_writers())):
                 return False
             for query in current:
                 self._look_at(query, now)
@@ -462,6 +472,7 @@ class MeshDriver:
                 self._set_apart(apart)
                 current = self._queries
             self._report_if_due(now)
+            self._tell_changes()
             if self._once and self._are_done(current):
                 for query in current:
                     self._hub.end_tasks(query.name)
@@ -520,6 +531,18 @@ class MeshDriver:
         if grown:
             self._say(f"{self._name} begins anew with the further partitions of {', '.join(sorted(grown))}")
         return bool(grown)
+
+    def _has_other_writers(self) -> bool:
+        """Return if somebody else writes a topic within a component since the components were cut."""
+        others = self._followed.other_writers().by_topic
+        if others is self._looked_at:
+            return False
+        self._looked_at = others
+        components = [query.component for query in self._queries if query.component is not None]
+        for topic in sorted({topic for component in components for topic in component.inner} & others.keys()):
+            self._say(f"{self._name} begins anew: {others[topic]} writes {topic}, too")
+            return True
+        return False
 
     def _restart(self, part: str) -> None:
         """Restart the query that runs a part; all queries if `part` is empty."""
@@ -584,7 +607,8 @@ class MeshDriver:
         query.reason = reason
         query.failures += 1
         seconds = max(1.0, wait_seconds(query.failures + 2))
-        query.state, query.query, query.due = records.FAILED, None, now + seconds
+        query.query, query.due = None, now + seconds
+        query.become(records.FAILED, seconds)
         if not query.folder:
             shutil.rmtree(query.checkpoint, ignore_errors=True)
         self._say(f"{query.name} has failed, and starts again in {seconds:.0f} s: {query.reason}")
@@ -645,10 +669,16 @@ class MeshDriver:
         except Exception as error:
             log.warning("the report of %s is written again in a moment: %s", self._name, error)
 
+    def _tell_changes(self, waits: str = "") -> None:
+        """Tell whose state has changed; `waits` says why this driver does not run the mesh."""
+        revision = None if self._definition is None else self._definition.revision
+        state, reason = (records.WAITING, waits) if waits else (self._state, self._reason)
+        self._states.look(state, reason, revision, ((q.name, q.state, q.reason) for q in self._queries))
+
     def report(self) -> dict[str, Any]:
         """Return the state of the mesh and its parts, as plain values."""
         counts = self._counting.functions(clock.monotonic())
-        parts = self._part_reports(counts)
+        parts = [part | self._minutes.of(part["name"], part) for part in self._part_reports(counts)]
         return {
             "mesh": self._name,
             "state": self._state,
@@ -665,6 +695,8 @@ class MeshDriver:
                     "kind": query.kind,
                     "state": query.state,
                     "reason": query.reason,
+                    "since_ms": query.since_ms,
+                    "next_start_ms": query.next_start_ms,
                     "restarts": max(0, query.starts - 1),
                     "tasks": self._hub.tasks(query.name),
                     "functions": [step.spec.fqfn for step in query.component.steps] if query.component else [],
@@ -725,8 +757,10 @@ class MeshDriver:
 
     # -- its end
 
-    def _end(self) -> bool:
-        """Let all tasks commit what they have begun, then end the queries; returns if all did so in time."""
+    def _end(self, is_over: bool) -> bool:
+        """Let all tasks commit what they have begun, then end the queries; returns if all did so in time. `is_over` is
+        False if the driver goes on: the mesh has stopped then only if that was asked for, or another driver has it.
+        """
         for query in self._queries:
             self._hub.end_tasks(query.name)
         others = [query.query for query in self._queries if query.part is not None and query.query is not None]
@@ -734,11 +768,14 @@ class MeshDriver:
         while any(query.isActive and query.status["isTriggerActive"] for query in others) and clock.monotonic() < end:
             threading.Event().wait(0.05)  # Spark does not say when a batch ends
         is_whole = self._hub.wait_until_none(END_SECONDS)
-        self._state = records.STOPPED
+        wanted = self._followed.definition
+        begins_anew = not (is_over or self._election.is_lost or wanted is None or wanted.is_stopped)
+        self._state = records.STARTING if begins_anew else records.STOPPED
         for query in self._queries:
-            query.state = records.STOPPED
-        if not self._turn.is_lost:
+            query.become(records.STOPPED)
+        if not self._election.is_lost:
             self._report()
+        self._tell_changes()
         for query in self._queries:
             if query.planner is not None:
                 query.planner.close()
@@ -769,12 +806,3 @@ def checkpoints_folder() -> Path:
 def _counts(reader: ReadClient) -> dict[str, int]:
     """Return the number of partitions of each topic that is not internal."""
     return {name: len(topic.leaders) for name, topic in reader.topics(None).items() if not topic.internal}
-
-
-def told(text: str) -> str:
-    """Return the message in a query's error: that of the failed task, without the stacks around it."""
-    if "Python worker exited unexpectedly" in text:
-        return "its Python worker has ended"
-    errors = [f"{name}: {rest}" for name, rest in _ERROR.findall(text) if not name.startswith("Py4J")]
-    lines = text.strip().splitlines()
-    return (errors[-1] if errors else lines[0] if lines else "no reason is known")[:1000]

@@ -75,9 +75,12 @@ class EdgeRates:
 def edge_rate(part: Mapping[str, Any], topic: str, rates: Mapping[tuple[str, str], float]) -> float | None:
     """Return the messages a second that go along an edge; None if that is not known.
 
-    A part with one input counts them itself. For others it is the rate of the offsets that its group commits, in which
-    markers of transactions count, too.
+    A part with one input counts them itself, and so does one of several inputs for the topics that other functions of
+    its component hand over. For other topics it is the rate of the offsets that its group commits, in which markers of
+    transactions count, too.
     """
     if len(part["inputs"]) == 1:
         return float(part.get("rate", 0.0))
+    if topic in part["inner_inputs"]:
+        return float(part.get("handed_rates", {}).get(topic, 0.0))
     return rates.get((part["name"], topic))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
 from functools import partial
 from itertools import repeat
@@ -104,6 +104,8 @@ class ReadyStep:
         self.calling: MutableSequence[int] = calls_file.calling(number)
         self.places = _Places(partial(calls_file.known, number))
         self.stats = Stats(self.places.known, self.calling)
+        self.handed: Counter[str] = Counter()
+        """The records that other functions have handed to it and that are committed, by topic."""
 
     def calls(self, outputs: Outputs, state: FunctionState, place: TopicPartition) -> AnyCalls:
         """Return the object that calls the function for the records of one lane; its state is that of `place`, the
@@ -361,6 +363,8 @@ class Lane:
         self._failure: BaseException | None = None
         self._pending: deque[Taken] = deque()
         self._unwritten: list[Taken] = []
+        self._handed: list[Counter[str]] = [Counter() for _ in steps]
+        """The records of `_unwritten` that functions were handed by others, by topic, of each function."""
         self._size = 1
         self._single_until = suspect + 1
         """Records before this offset go through the functions one at a time."""
@@ -598,6 +602,7 @@ class Lane:
         """Call each function with the records that the functions before it have handed over."""
         for number, calls in enumerate(self._calls):
             for taken in self._outputs.taken(number):
+                self._handed[number][taken.partition[0]] += len(taken.records)
                 _take_all(calls, taken)
 
     def _is_open(self) -> bool:
@@ -609,6 +614,8 @@ class Lane:
         self._pending.extendleft(reversed(self._unwritten))
         self._unwritten = []
         self._outputs.discard()
+        for handed in self._handed:
+            handed.clear()
         for state in self._states:
             state.reset()
         for calls in self._calls:
@@ -622,6 +629,7 @@ class Lane:
         self._behind.settle()
         if self._together is None:
             self._end.write({self.place: offset})
+        handed, self._handed = self._handed, [Counter() for _ in self._steps]
         telling = [calls.telling() for calls in self._calls]
         for calls in self._calls:
             calls.committable()
@@ -630,6 +638,8 @@ class Lane:
             self.position = offset
             for tell in telling:
                 tell()
+            for step, topics in zip(self._steps, handed, strict=True):
+                step.handed.update(topics)
 
         if self._together is None:
             done()

@@ -6,18 +6,21 @@ Must not know: how a mesh runs (`kop.spark.mesh.driver`).
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kop.client.properties import connection
+from kop.client.properties import connection, properties_of_environment
 from kop.errors import without_frames
 from kop.functions.localrun import names_of
-from kop.mesh.file import read_mesh
+from kop.mesh.file import draft_of
+from kop.mesh.mesh_check import check
+from kop.mesh.nodes import MeshError
 from kop.spark.mesh.driver import MeshDriver
-from kop.spark.mesh.followed import FollowedMesh
+from kop.spark.mesh.followed_mesh import FollowedMesh
 
 _KAFKA = "kafka."
 
@@ -73,8 +76,8 @@ class RunningMesh:
 def run_mesh(
     spark: Any,
     file: str,
+    options: Mapping[str, str] | None = None,
     *,
-    options: Mapping[str, str],
     once: bool = False,
     checkpoints: str = "",
     topic_namespace: str = "public/default",
@@ -82,16 +85,24 @@ def run_mesh(
     """Run the mesh of a file in this session; returns once it is defined. MeshError if the file is wrong, ClientError
     if the mesh cannot be defined.
 
-    `options`: `kafka.bootstrap.servers` and what else the connection needs, as for `format("kop")`; `once`: process the
-    records that there are, in batches, and end; `checkpoints`: the folder for those of sources and sinks.
+    `options`: `kafka.bootstrap.servers` and what else the connection needs, as for `format("kop")`; without them it is
+    the connection that `kop mesh run` has without options: of KOP_CLIENT_CONFIG and KOP_BOOTSTRAP, else the server of
+    this machine. `once`: process the records that there are, in batches, and end; `checkpoints`: the folder for those
+    of sources and sinks.
     """
-    properties = {name.removeprefix(_KAFKA): value for name, value in options.items()}
+    if options is None:
+        properties = properties_of_environment(os.environ)
+    else:
+        properties = {name.removeprefix(_KAFKA): value for name, value in options.items()}
     made = connection(properties, "kop-mesh")
     settings, patience = dict(made.settings), made.patience_ms / 1000
     text = Path(file).read_text()
     names = names_of(settings, patience, topic_namespace)
-    mesh = read_mesh(text, file, names)
-    for note in mesh.notes:
+    checked = check(draft_of(text, file, names), makes_topics=True)
+    if checked.plan is None:
+        raise MeshError(file, checked.mistakes)
+    mesh = checked.mesh
+    for note in checked.notes:
         _say(note)
     followed = FollowedMesh(settings, patience, mesh.full_name, names, file)
     try:

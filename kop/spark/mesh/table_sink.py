@@ -17,8 +17,9 @@ from pyspark.sql import functions
 
 from kop.client.errors import ClientError
 from kop.mesh.spec import SinkPart
+from kop.spark.mesh.part_rows import TABLE
 
-FORMAT: Final = "jdbc"
+FORMAT: Final = TABLE
 BATCH: Final = "batch"
 PLACE: Final = ("topic", "partition", "offset")
 _TYPES: Final = "createTableColumnTypes"

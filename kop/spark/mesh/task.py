@@ -233,7 +233,7 @@ class _Task(_Base):
         return self._file
 
     def _counts(self) -> list[dict[str, Any]]:
-        return [counts(step.spec, step.stats.snapshot()) for step in self._steps]
+        return [{**counts(step.spec, step.stats.snapshot()), "handed": {**step.handed}} for step in self._steps]
 
     def _close(self, lanes: Mapping[TopicPartition, Lane]) -> None:
         try:

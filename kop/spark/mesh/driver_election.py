@@ -32,7 +32,7 @@ LOOK_SECONDS: Final = 0.1
 _PREFIX: Final = "kop-mesh-"
 
 
-class DriverTurn:
+class DriverElection:
     """The membership of one driver. `settings` are kafka-python's; for any thread."""
 
     def __init__(self, settings: Mapping[str, Any], patience: float, name: str) -> None:

@@ -1,6 +1,6 @@
-"""Columns that are read in parts, each by a reader of its own, and put back in order.
+"""The readers of records of one schema each, and the order of a column whose records are read by several of them.
 
-Owns: what a reader of records of one schema is, and the order of rows.
+Owns: what such a reader is, which rows it reads, how they are put back in order.
 Must not know: formats, registries, pyspark.
 """
 

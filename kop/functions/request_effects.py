@@ -49,8 +49,8 @@ class Effects:
 
 
 def lost(request: Request, there: Definition | MeshDefinition | None, what: str, name: str) -> tuple[int, str] | None:
-    """Return the status and the reason of a request's refusal, if it expects another revision of the definition than
-    `there`, which is None if there is none. None if it is not refused.
+    """Return the status and the reason with which a request loses: it expects another revision than that of the
+    definition `there`, which is None if there is no definition. None if it does not lose.
 
     `what` is the kind of `name` for the reason: function or mesh.
     """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kop.mesh.file import read_mesh
 from kop.mesh.plan import plan
-from kop.spark.mesh.phases import phases
+from kop.spark.mesh.execution_order import phases
 
 TEXT = """\
 name: m

@@ -21,6 +21,7 @@ from kop.functions.topic_requests import TopicRequests, new_registry
 from kop.functions.topics import TopicNames
 from kop.mesh.definition import defined_mesh, wanted_mesh
 from kop.mesh.nodes import MeshError
+from kop.mesh.server_facts import OtherWriters, other_writers
 from kop.mesh.spec import Mesh
 
 SEEN_SECONDS: Final = 30.0
@@ -48,6 +49,9 @@ class FollowedMesh:
         self._patience = patience
         self._topic_names = topic_names
         self._file = file
+        self._versions: tuple[tuple[str, int], ...] = ()
+        """The versions of the definitions from which `_others` was made."""
+        self._others = OtherWriters()
         self._folder = tempfile.TemporaryDirectory(prefix="kop-packages-")
         self._registry = new_registry(settings, self._folder.name, topic_names, patience)
 
@@ -64,6 +68,15 @@ class FollowedMesh:
     def definition(self) -> MeshDefinition | None:
         """The definition that is wanted now; None if there is no such mesh."""
         return self._registry.metadata.meshes.get(self.name)
+
+    def other_writers(self) -> OtherWriters:
+        """Return who else writes topics, as the definitions say that there are now."""
+        metadata = self._registry.metadata
+        meshes, functions = dict(metadata.meshes), dict(metadata.definitions)
+        versions = tuple((name, each.version) for each_of in (meshes, functions) for name, each in each_of.items())
+        if versions != self._versions:
+            self._versions, self._others = versions, other_writers(self.name, meshes, functions)
+        return self._others
 
     def ensure(self, mesh: Mesh, text: str) -> None:
         """Define the mesh as `mesh`, whose file has this text, and start it. ClientError if the leader refuses that, or

@@ -1,0 +1,21 @@
+"""What the error of a query says.
+
+Owns: which of the many lines of Spark's errors is told.
+Must not know: pyspark, what queries do.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_ERROR: Final = re.compile(r"^(?:: |Caused by: )?(?:[\w.]+\.)?(\w*(?:Error|Exception|Exit)): (.+)", re.MULTILINE)
+
+
+def told(text: str) -> str:
+    """Return the message in a query's error: that of the failed task, without the stacks around it."""
+    if "Python worker exited unexpectedly" in text:
+        return "its Python worker has ended"
+    errors = [f"{name}: {rest}" for name, rest in _ERROR.findall(text) if not name.startswith("Py4J")]
+    lines = text.strip().splitlines()
+    return (errors[-1] if errors else lines[0] if lines else "no reason is known")[:1000]

@@ -1,0 +1,44 @@
+"""The states of a mesh and its components, told when they change.
+
+Owns: what counts as a change, and the fields of what is told.
+Must not know: Spark, who is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from kop import clock
+
+
+class RunStates:
+    """The states of one mesh as they were told last. `tell` is given each change as plain values."""
+
+    def __init__(self, mesh: str, tell: Callable[[dict[str, Any]], None]) -> None:
+        self._mesh = mesh
+        self._tell = tell
+        self._told: dict[str | None, tuple[str, str, int | None]] = {}
+
+    def look(
+        self, state: str, reason: str, revision: int | None, components: Iterable[tuple[str, str, str]] = ()
+    ) -> None:
+        """Tell what has changed of the mesh, and of its components, each with name, state and reason. A component that
+        is gone is forgotten.
+        """
+        now: dict[str | None, tuple[str, str, int | None]] = {None: (state, reason, revision)}
+        now |= {name: (its_state, why, revision) for name, its_state, why in components}
+        for component, values in now.items():
+            if self._told.get(component) != values:
+                given_state, given_reason, given_revision = values
+                self._tell(
+                    {
+                        "at_ms": clock.wall_ms(),
+                        "mesh": self._mesh,
+                        "component": component,
+                        "state": given_state,
+                        "reason": given_reason,
+                        "revision": given_revision,
+                    }
+                )
+        self._told = now
