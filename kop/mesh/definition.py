@@ -18,8 +18,8 @@ WHERE = "mesh.yaml"
 
 
 def wanted_mesh(mesh: Mesh, text: str) -> tuple[WantedMesh, list[Package]]:
-    """Return a mesh in the form that a request has which defines it, and the packages with the code of its functions,
-    each file once. The files of code are read; `text` is the text of the mesh's file.
+    """Return a mesh as a request to define it has it, and the packages with the code of its functions, each file once.
+    The files of code are read; `text` is the text of the mesh's file.
 
     PackageError if code cannot be read.
     """

@@ -113,9 +113,9 @@ class _Check:
             self.wrong(self._graph.parts[cycle[0]], f"a cycle, {told}: let one of them write another topic")
 
     def _inputs(self) -> None:
-        """Note a mistake for each input that nobody is known to write and that neither the server has nor the mesh
-        makes, or that externalWriters leaves out, if given, and the server has not; and for each part that no message
-        reaches. Other topics that no part writes are told in a note: others have to write them.
+        """Check the topics that parts read and no part writes, and that messages reach every part. A topic is a mistake
+        if it is not on the server that was asked (unless the mesh makes topics), or is neither there nor among the
+        externalWriters that are given. Those that somebody else is known to write are right; others are told in a note.
         """
         graph, mesh = self._graph, self._mesh
         side = graph.side_writers

@@ -195,7 +195,7 @@ class Section:
 
     def text(self, name: str, *, is_needed: str = "") -> str:
         """Return the text of a field as it is written; empty if it is not there, or no text, which is noted as a
-        mistake. `is_needed` says what the field is for: without it or with an empty text there is a mistake, too.
+        mistake. With `is_needed`, which says what the field is for, one that is missing or empty is a mistake, too.
         """
         if name not in self.fields:
             if is_needed:
@@ -247,7 +247,7 @@ class Section:
 
     def texts(self, name: str) -> tuple[tuple[int, str], ...]:
         """Return the texts of a field that is a list, each with its line; one text is a list of one. Empty if the field
-        is not there. Other items are left out, and noted as mistakes.
+        is not there, or is something else. All that is no text, or an empty one, is noted as a mistake.
         """
         if name not in self.fields:
             return ()

@@ -287,9 +287,9 @@ class _Objects:
         return [(_scalar(name, value), value) for name, value in dict(reversed(given)).items()]
 
     def _of_config(self, nodes: Sequence[yaml.Node], kinds: Sequence[str]) -> list[tuple[yaml.Node, yaml.Node]]:
-        """Return the field kopOptions with the admin address that the ConfigMaps have to which parts refer; empty if
-        they have none. Call it once all parts are translated, which notes what they refer to. Notes a mistake if a
-        ConfigMap is not there, or two have different addresses; their other data is left out, and told.
+        """Return the field kopOptions with the admin address in the ConfigMaps that parts refer to, in a list; an empty
+        list if there is none. Parts have to be translated before: that notes what they refer to. Notes a mistake if a
+        ConfigMap is not in the file, or two have different addresses; their other data is left out, and told.
         """
         maps = {
             _text_of(_fields(_fields(node).get("metadata")).get("name")): node
@@ -322,9 +322,9 @@ class _Objects:
     def _flat(
         self, node: yaml.Node, known: Mapping[str, str], place: str, dropped: set[str]
     ) -> dict[str, tuple[int, yaml.Node]]:
-        """Return the fields of a part by their names with dots, each with its line and value, without those that are
-        left out, which are told, or refer to a ConfigMap. `known` has the fields that are translated, `dropped` those
-        of connectors that are left out. Notes other fields as mistakes; `place` names the part for people.
+        """Return the fields of a part that are translated (`known`), by their names with dots, each with its line and
+        value. Kubernetes' fields and those in `dropped` are left out, which is told; a reference to a ConfigMap is kept
+        for later. Any other field is noted as a mistake of `place`, the part in words.
         """
         within = {name.partition(".")[0] for name in (*known, *KUBERNETES, *dropped) if "." in name} | {
             "pulsar",
