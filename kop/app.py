@@ -143,7 +143,7 @@ def _tell_of_slower_parts() -> None:
 
 
 def _run_worker(config: Config, served: Synchronized[int], index: int) -> None:
-    """Serve as one worker, on the shared listeners and on one of its own that clients are told of. An error of the
+    """Serve as one worker, on the shared listeners and on those of its own that clients are told of. An error of the
     start is logged and ends the process with status 1.
 
     `served` counts the workers that have come to serve: the one that completes them prints the banner of all.
@@ -268,7 +268,7 @@ async def start(
 ) -> Serving:
     """Start every part; `stack` stops them in the reverse order: listeners drain, groups, storage.
 
-    A `worker`, by its number, has listeners of its own, which clients are told of, and shares the others. `memory`
+    A `worker`, by its number, has listeners of its own, which clients are told of, and shares as many others. `memory`
     opens the engine of the store `memory:`; without it that engine is empty. `ended` is called if a thread ends
     unexpectedly; if it returns, storage refuses batches from then on.
     """
@@ -290,8 +290,7 @@ async def start(
         if config.authorizer_class_name and not is_loopback(config.http.host):
             log.warning("/metrics names topics and groups to all who reach %s: no login is asked there", config.http)
     listening = endpoints(config.of(ServerSettings), worker)
-    between = between_brokers(config.of(ServerSettings), listening)
-    caller = listening[between]
+    caller = listening[between_brokers(config.of(ServerSettings), listening)]
     by = config.of(ListenerSettings, listener=caller.key).sasl_mechanism_inter_broker_protocol
     calling = config.of_mechanism(ListenerSettings, caller.key, by)
     dial = dialer(caller, calling, alone=not _has_peers(config))
@@ -390,9 +389,9 @@ async def start(
     metrics.collect_with(token_keys.collect)
     if dial.tls is not None:
         server.watch(dial.tls)
-    listeners = await _listen(server, listening, securities)
+    bound = await _listen(server, listening, securities)
     try:
-        await engine.join(_this_broker(config.node_id, listening, listeners, between))
+        await engine.join(_this_broker(config.node_id, bound, caller))
     except BaseException:
         await server.drain(0)
         raise
@@ -401,7 +400,7 @@ async def start(
     stack.push_async_callback(server.drain, config.kop_drain_timeout_ms)
     readiness.serves(engine, groups, transactions)
     await asyncio.gather(groups.start(), transactions.start())
-    return Serving(gateway, engine, server, listeners, http_port)
+    return Serving(gateway, engine, server, [address for _, address in bound], http_port)
 
 
 async def with_security(config: Config, work: Callable[[SecurityState], Awaitable[T] | T]) -> T:
@@ -500,17 +499,15 @@ def _store_path(config: Config) -> Path:
 
 async def _listen(
     server: Server, listening: Sequence[Endpoint], securities: Sequence[ListenerSecurity]
-) -> list[tuple[str, int]]:
-    """Open the sockets of the listeners; return their addresses. A listener without a name on an address that this
-    machine does not have is logged and left out, if there is another one. OSError if one cannot be bound.
+) -> list[tuple[Endpoint, tuple[str, int]]]:
+    """Open the sockets of the listeners; return those that are open, with their addresses. A listener without a name on
+    an address that this machine does not have is logged and left out, if there is another one. OSError if one cannot be
+    bound.
     """
-    bound: list[tuple[str, int]] = []
-    ports: dict[str, int] = {}
+    bound: list[tuple[Endpoint, tuple[str, int]]] = []
     for endpoint, security in zip(listening, securities, strict=True):
         address, advertised = endpoint.address, endpoint.advertised
         told = None if advertised is None else (advertised.host, advertised.port)
-        if endpoint.shared and told is None:
-            told = "", ports[endpoint.name]
         try:
             place = await server.listen(address.host, address.port, told, shared=endpoint.shared, security=security)
         except OSError as error:
@@ -521,8 +518,7 @@ async def _listen(
                 raise
             log.warning("not listening on %s: this machine has no such address", address)
         else:
-            bound.append(place)
-            ports.setdefault(endpoint.name, place[1])
+            bound.append((endpoint, place))
     return bound
 
 
@@ -531,20 +527,18 @@ def _has_peers(config: Config) -> bool:
     return config.store.startswith("pulsar")
 
 
-def _this_broker(
-    node_id: int, listening: Sequence[Endpoint], bound: Sequence[tuple[str, int]], between: int
-) -> LiveBroker:
-    """Return this broker as the others name it to their clients. `between` is the place in `listening` of the listener
-    by which brokers call one another; `bound` are the listeners' addresses.
+def _this_broker(node_id: int, bound: Sequence[tuple[Endpoint, tuple[str, int]]], caller: Endpoint) -> LiveBroker:
+    """Return this broker as the others name it to their clients. `bound` are the open listeners with their addresses,
+    `caller` is the one by which brokers call one another; if it is not open, the first one stands for it.
     """
 
-    def told(place: int) -> tuple[str, int]:
-        endpoint = listening[place]
-        host, port = endpoint.advertised or bound[place]
+    def told(endpoint: Endpoint, address: tuple[str, int]) -> tuple[str, int]:
+        host, port = endpoint.advertised or address
         return socket.getfqdn() if host in {"0.0.0.0", "::"} else host, port
 
-    named = [place for place, endpoint in enumerate(listening) if endpoint.name and not endpoint.shared]
-    return LiveBroker(node_id, *told(between), tuple((listening[place].name, *told(place)) for place in named))
+    between = next((pair for pair in bound if pair[0] is caller), bound[0])
+    named = [pair for pair in bound if pair[0].name and not pair[0].shared]
+    return LiveBroker(node_id, *told(*between), tuple((pair[0].name, *told(*pair)) for pair in named))
 
 
 def _raise_file_limit() -> None:
@@ -565,9 +559,9 @@ def _banner(config: Config, serving: Serving) -> None:
     workers = config.kop_workers
     addresses: list[tuple[str, int] | Address] = [*serving.listeners]
     listening = endpoints(config.of(ServerSettings))
-    if workers > 1:  # `config` has the shared addresses, `serving` the part of one worker
-        host, port = listening[0].address
-        addresses = [endpoint.address for endpoint in listening]
+    if workers > 1:  # `serving` has the listeners of one worker: its own ones, then as many shared ones
+        addresses = addresses[len(addresses) // 2 :]
+        host, port = addresses[0]
         addresses += [Address(host, port + 1 + index) for index in range(workers)]
     first = addresses[0]
     reachable = ("127.0.0.1" if first[0] in {"0.0.0.0", "::"} else first[0], first[1])

@@ -56,7 +56,6 @@ class BudgetShare:
             self._pool.readers += 1
             self._pool.change(self, burst)
             self._slow = asyncio.get_running_loop().call_later(self._pool.slow_seconds, self._wait_uncounted)
-        self._pool.wake()
 
     @property
     def ahead(self) -> int:
@@ -127,7 +126,8 @@ class ReadBudget:
         """The number of shares that belong to readers."""
         self.idle: dict[BudgetShare, None] = {}
         """The idle shares; the one that is idle longest comes first."""
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[asyncio.Event] = deque()
+        """The turns of the readers that wait for room, in the order in which they came."""
 
     @property
     def ahead(self) -> int:
@@ -142,22 +142,24 @@ class ReadBudget:
         return self.held - sum([share.held for share in self.idle]) >= self._max_bytes
 
     async def room(self, burst: int) -> None:
-        """Wait until there is room for `burst` bytes, for which idle shares are dropped. If nothing is held, any number
-        has room. Nothing is counted: `change` does that.
+        """Wait until there is room for `burst` bytes, for which idle shares are dropped, and for all who have waited
+        longer. If nothing is held, any number has room. Nothing is counted: the caller does that at once (`change`).
         """
+        turn = asyncio.Event()
+        self._waiting.append(turn)
+        try:
+            while turn is not self._waiting[0] or not self._fits(burst):
+                turn.clear()
+                await turn.wait()
+        finally:
+            self._waiting.remove(turn)
+            self.wake()
+
+    def _fits(self, burst: int) -> bool:
         while self.held and self.held + burst > self._max_bytes:
-            if self._evict():
-                continue
-            turn = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.cancelled():
-                    self._waiting.remove(turn)
-                else:
-                    self.wake()  # this call was woken and gave up: the next one has to be woken
-                raise
+            if not self._evict():
+                return False
+        return True
 
     def lacks_room(self, share: BudgetShare) -> bool:
         """Return true if more is held than the budget has, and not by `share` alone. After `change` that means that no
@@ -189,11 +191,8 @@ class ReadBudget:
 
     def wake(self) -> None:
         """Let the reader that has waited longest check again if there is room."""
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
+        if self._waiting:
+            self._waiting[0].set()
 
     def _evict(self) -> bool:
         """Drop the share that is idle longest; return false if none is idle."""

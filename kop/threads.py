@@ -115,11 +115,18 @@ class Threads(Executor):
             self._refuse_all(f"the thread {name} has ended")
 
     def _refuse_all(self, text: str) -> None:
-        """Fail all calls that wait with BackendError, since a thread of the pool has ended and nobody may take them."""
+        """Fail all calls that wait with BackendError, since a thread of the pool has ended and nobody may take them.
+        The ends that `shutdown` has queued for the other threads stay.
+        """
+        ends = 0
         while True:
             try:
                 job = self._jobs.get_nowait()
             except Empty:
-                return
-            if job is not None and job.future.set_running_or_notify_cancel():
+                break
+            if job is None:
+                ends += 1
+            elif job.future.set_running_or_notify_cancel():
                 job.future.set_exception(BackendError(text))
+        for _ in range(ends):
+            self._jobs.put(None)

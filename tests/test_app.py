@@ -8,15 +8,19 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import aiohttp
 import pytest
-from support.child import Child
-from support.gateway import RawClient, batch, fetch_fields, gateway, produce_fields, run
+from support.child import Child, free_ports
+from support.gateway import FAST, RawClient, batch, fetch_fields, gateway, produce_fields, run
 from support.waiting import SECONDS, until
 
+from kop.app import start
+from kop.config import Config
 from kop.records.batch import Record, build, read_header
+from kop.storage.memory.shared import SharedMemory
 from kop.wire.messages import MetadataRequest, OffsetCommitRequest
 
 
@@ -163,5 +167,67 @@ def test_several_listeners_each_answer_with_their_own_address(tmp_path: Path) ->
                 client = await RawClient.connect(serving)
                 broker = (await client.call(3, 9, topics=[])).brokers[0]
                 assert (broker.host, broker.port) == address
+
+    run(main())
+
+
+LACKED = "192.0.2.1"
+"""An address that no machine has (RFC 5737)."""
+
+
+def test_a_worker_goes_on_without_an_address_that_the_machine_lacks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = free_ports(2)
+
+    async def main() -> None:
+        listen = f"{LACKED}:{port},127.0.0.1:{port}"
+        overrides = FAST | {"store": f"sqlite:{tmp_path / 'kop.db'}", "listen": listen}
+        async with AsyncExitStack() as stack:
+            serving = await start(Config.load(overrides=overrides, environ={}), stack, worker=0)
+            assert serving.listeners == [("127.0.0.1", port + 1), ("127.0.0.1", port)]
+            for address in serving.listeners:
+                client = await RawClient.open(*address)
+                broker = (await client.call(3, 9, topics=[])).brokers[0]
+                await client.close()
+                assert (broker.host, broker.port) == ("127.0.0.1", port + 1)
+
+    run(main())
+    assert f"not listening on {LACKED}:{port + 1}" in caplog.text
+
+
+def test_a_worker_listens_on_each_address_that_its_clients_are_told(tmp_path: Path) -> None:
+    port = free_ports(2)
+
+    async def main() -> None:
+        listen = f"127.0.0.1:{port},127.0.0.2:{port}"
+        overrides = FAST | {"store": f"sqlite:{tmp_path / 'kop.db'}", "listen": listen}
+        async with AsyncExitStack() as stack:
+            serving = await start(Config.load(overrides=overrides, environ={}), stack, worker=0)
+            for host in "127.0.0.1", "127.0.0.2":
+                told = host, port
+                for _ in range(2):
+                    client = await RawClient.open(*told)
+                    broker = (await client.call(3, 9, topics=[])).brokers[0]
+                    await client.close()
+                    told = broker.host, broker.port
+                    assert told == (host, port + 1)
+            assert len(serving.listeners) == 4
+
+    run(main())
+
+
+@pytest.mark.parametrize(("advertise", "told"), [("a:1,b:2", ("b", 2)), ("a:1", ("a", 1)), ("", ("127.0.0.1", 0))])
+def test_others_are_told_of_a_listener_that_is_there(advertise: str, told: tuple[str, int]) -> None:
+    cluster = SharedMemory()
+
+    async def main() -> None:
+        listen = f"{LACKED}:0,127.0.0.1:0"
+        overrides = FAST | {"store": "memory:", "listen": listen, "advertise": advertise}
+        async with AsyncExitStack() as stack:
+            config = Config.load(overrides=overrides, environ={})
+            serving = await start(config, stack, memory=cluster.open_engine)
+            (broker,) = cluster.brokers
+            assert (broker.host, broker.port) == (told[0], told[1] or serving.listeners[0][1])
 
     run(main())

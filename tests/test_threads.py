@@ -80,6 +80,35 @@ def test_the_end_of_a_thread_is_told_and_nobody_waits_for_it(monkeypatch: pytest
         pool.submit(print)
 
 
+def test_a_thread_that_ends_during_the_shutdown_leaves_the_others_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = Ends()
+    pool = Threads(2, "closing", ends)
+    entered, go, fails = threading.Semaphore(0), threading.Semaphore(0), iter((True, False))
+
+    def hold(*_: object) -> None:
+        entered.release()
+        assert go.acquire(timeout=60)
+        if next(fails):
+            raise MemoryError
+
+    monkeypatch.setattr(threads, "do", hold)
+    for _ in range(2):
+        pool.submit(print)
+    for _ in range(2):
+        assert entered.acquire(timeout=60)
+    waits = pool.submit(print)
+    pool.shutdown(wait=False)
+    go.release()
+    with pytest.raises(BackendError, match="has ended"):
+        waits.result(60)
+    go.release()
+    for thread in threading.enumerate():
+        if thread.name.startswith("closing_"):
+            thread.join(10)
+            assert not thread.is_alive()
+    assert len(ends.told) == 1
+
+
 def test_it_may_be_the_executor_of_a_loop() -> None:
     pool = Threads(2, "side", Ends())
 

@@ -31,6 +31,7 @@ STOP_SECONDS = 40.0
 """The seconds that a stop waits for the calls that are under way."""
 LOOK_SECONDS = 0.3
 mesh_argument = click.argument("mesh", metavar="MESH")
+part_argument = click.argument("part", required=False, default="")
 file_argument = click.argument("file", type=click.Path(exists=True, dir_okay=False))
 
 
@@ -249,8 +250,8 @@ def _changed(
     kind: str, what: str, mesh: str, part: str, as_json: bool, connection: tuple[str, str | None, str]
 ) -> None:
     """Ask for a change (`kind`: start, stop or restart) of an existing mesh or of its `part`, and print `what` has
-    become of it. After a stop, wait at most 40 s until its driver has stopped; else tell if it has no driver. A mesh
-    that is not there, a refusal, and a stop that takes longer end the command with one line.
+    become of it. After a stop, wait at most 40 s until a driver has carried it out; else tell if the mesh has no
+    driver. A mesh that is not there, a refusal, and a stop that takes longer end the command with one line.
     """
     name, server = name_of(mesh), asked_server(*connection)
     with _requests(server) as asking:
@@ -258,13 +259,16 @@ def _changed(
         answer = _granted(asking.change(kind, name, there.revision, part))
         report = report_of(server.settings, server.patience, name)
         if kind == "stop":
-            _wait_until_stopped(server.settings, server.patience, name)
+            _wait_until_stopped(server.settings, server.patience, name, part, answer.revision)
         elif not is_driven(report):
             note(f"{name} has no driver at the moment: kop mesh run {name}")
         _done(name, what, answer, as_json)
 
 
-def _wait_until_stopped(settings: dict[str, Any], patience: float, name: str) -> None:
+def _wait_until_stopped(settings: dict[str, Any], patience: float, name: str, part: str, revision: int | None) -> None:
+    """Wait until a driver of the mesh, if there is one, has stopped it, or has taken up the stop of its `part`: its
+    report has the revision of the stop, `revision`, or a later one. Ends the command with one line after 40 s.
+    """
     from kop.mesh import records
 
     end = clock.monotonic() + STOP_SECONDS
@@ -272,21 +276,27 @@ def _wait_until_stopped(settings: dict[str, Any], patience: float, name: str) ->
         report = report_of(settings, patience, name)
         if not is_driven(report) or state_of(report) not in {records.RUNNING, records.STARTING}:
             return
+        if part and report and state_of(report) == records.RUNNING and (report.get("revision") or 0) >= (revision or 0):
+            return
         time.sleep(LOOK_SECONDS)
-    fail(f"{name} was asked to stop, and has not within {STOP_SECONDS:g} s: a call takes long")
+    fail(f"{part or name} was asked to stop, and has not within {STOP_SECONDS:g} s: a call takes long")
 
 
 def _state_change(kind: str, done: str, short: str, text: str) -> click.Command:
-    """Return the command `kop mesh KIND`, which asks for a change of a whole mesh; `done` says what has become of the
-    mesh then, `short` and `text` are its help.
+    """Return the command `kop mesh KIND`, which asks for a change of a mesh, or of one part of it; `done` says what has
+    become of that then, `short` and `text` are its help.
     """
 
     @click.command(kind, short_help=short, help=text)
     @mesh_argument
+    @part_argument
     @json_option
     @connection_options
-    def change(bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, as_json: bool) -> None:
-        _changed(kind, done, mesh, "", as_json, (bootstrap, client_config, topic_namespace))
+    def change(
+        bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, part: str, as_json: bool
+    ) -> None:
+        what = f"{part} {done}" if part else done
+        _changed(kind, what, mesh, part, as_json, (bootstrap, client_config, topic_namespace))
 
     return change
 
@@ -294,20 +304,22 @@ def _state_change(kind: str, done: str, short: str, text: str) -> click.Command:
 start = _state_change(
     "start",
     "started",
-    "Let a mesh run again that was stopped.",
-    "Start a mesh that was stopped, wherever its driver waits.",
+    "Let a mesh run again that was stopped, or one part.",
+    "Start a mesh that was stopped, with all parts, wherever its driver waits; with PART that part alone.",
 )
 stop = _state_change(
     "stop",
     "stopped",
-    "Let a mesh commit what it has begun, and stand still.",
-    "Stop a mesh, wherever its driver runs; returns once it has stopped. Its drivers wait for a start.",
+    "Let a mesh, or one part, commit what it has begun, and stand still.",
+    """Stop a mesh, wherever its driver runs; returns once it has stopped. Its drivers wait for a start.
+
+    With PART the other parts go on, and what they write for it waits in its topics.""",
 )
 
 
 @click.command("restart", short_help="Start the queries of a mesh again, or that of one part.")
 @mesh_argument
-@click.argument("part", required=False, default="")
+@part_argument
 @json_option
 @connection_options
 def restart(
@@ -362,6 +374,7 @@ def get(bootstrap: str, client_config: str | None, topic_namespace: str, mesh: s
             "mesh": name,
             "revision": there.revision,
             "stopped": there.is_stopped,
+            "stopped_parts": sorted(there.stopped),
             "by": there.by,
             "at_ms": there.at_ms,
             "functions": {fqfn: dict(functions[fqfn].config) for fqfn in there.functions if fqfn in functions},

@@ -45,6 +45,11 @@ IN_FLIGHT: Final = 4
 WAITING_BYTES: Final = 8 << 20
 """The bytes of unanswered batches above which no more records are taken."""
 
+_NO_PRODUCER_ID: Final = (
+    "CLUSTER_AUTHORIZATION_FAILED: a producer id needs the right write on a topic, or idempotent-write on the cluster: "
+    "kop acls add PRINCIPAL write --topic {}; with --acks 1 none is asked for"
+)
+"""The text for a client that may not have a producer id (KIP-679)."""
 _DONE: Final = (0, ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
 _TOO_LARGE: Final = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
 
@@ -380,8 +385,8 @@ class Sender:
 
     def open(self, is_over: Callable[[], bool]) -> bool:
         """Connect, find the topic's partitions, and, unless acks are 0 or 1, get a producer id; return false if
-        `is_over` came true first. SendError if that takes longer than the time limit; kafka-python's error if it will
-        not pass, UnknownTopicOrPartitionError after three seconds.
+        `is_over` came true first. SendError if that takes longer than the time limit, or the client lacks the right to
+        a producer id; kafka-python's error if it will not pass, UnknownTopicOrPartitionError after three seconds.
         """
         end = clock.monotonic() + self._settings.timeout
         if self._until(self._manager.bootstrap_async(timeout_ms=BOOTSTRAP_MS), is_over, end) is None:
@@ -408,6 +413,8 @@ class Sender:
                 if not answer.error_code:
                     self._producer = answer.producer_id, answer.producer_epoch
                     break
+                if answer.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+                    raise SendError(_NO_PRODUCER_ID.format(self._topic))
                 answer = errors.for_code(answer.error_code)()
             self._again(answer, end)
         self._why = self._said = None

@@ -43,8 +43,7 @@ BATCH_RECORDS: Final = 8192
 """The most records of a shared batch. Over Pulsar a batch may have 16,384: small ones come to that in fewer bytes."""
 _LARGEST_BATCH: Final = 256 * 1024 * 1024
 LOOK_SECONDS: Final = 0.5
-"""The seconds after which storage is asked for the end of a followed partition that others write, too, if its tail has
-brought nothing."""
+"""The seconds after which storage is asked for the end of a followed partition that others write, too."""
 LOOK_LIMIT_SECONDS: Final = 30.0
 """The seconds that such a look may take."""
 FORGET_SECONDS: Final = 30.0
@@ -150,12 +149,13 @@ class StateLog:
                 topic = topics.get(self.name)  # of brokers that start at once, one makes it
                 if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS or topic is None:
                     raise
-        self._logs.clear()
+        logs: list[PartitionLog] = []
         for index in range(topic.partitions):
             partition_log = self._engine.log(topic.topic_id, index)
             if partition_log is None:
                 raise InternalError(f"partition {index} of {self.name} is missing")
-            self._logs.append(partition_log)
+            logs.append(partition_log)
+        self._logs = logs
         self.topic_id = topic.topic_id
 
     async def reopen(self) -> None:
@@ -365,7 +365,8 @@ class Follower:
 
     async def follow(self) -> None:
         """Catch up each time that the log moves, and, if others write it too, half a second after the last look at the
-        latest, until the caller cancels this. A failure is logged; the next look tries again.
+        latest, until the caller cancels this. A log that moves all the time is looked at each half second, too. A
+        failure is logged; the next look tries again.
         """
         log, moved = self._log, asyncio.Event()
         undo = log.on_advance(moved.set)
@@ -376,11 +377,11 @@ class Follower:
                         await moved.wait()
                 except TimeoutError:
                     pass
-                told = moved.is_set()
+                ask = not moved.is_set() or self.age >= LOOK_SECONDS
                 moved.clear()
                 try:
                     async with asyncio.timeout(LOOK_LIMIT_SECONDS):
-                        await self.catch_up(ask=not told)
+                        await self.catch_up(ask=ask)
                 except Exception as error:
                     tell(f"the look at {log.topic.name}", error, kind="the look at a state topic")
         finally:

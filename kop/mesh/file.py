@@ -220,7 +220,7 @@ class _Reader:
         formats = self._formats(section)
         part = SourcePart(
             name=name,
-            format=section.text("format", is_needed="a format that Spark reads, as json, csv or rate"),
+            format=_short(section.text("format", is_needed="a format that Spark reads, as json, csv or rate")),
             options=section.options("options"),
             schema=section.text("schema"),
             output=output,
@@ -238,7 +238,7 @@ class _Reader:
         part = SinkPart(
             name=name,
             inputs=tuple(dict.fromkeys(inputs)),
-            format=section.text("format", is_needed="a format that Spark writes, as parquet, csv or jdbc"),
+            format=_short(section.text("format", is_needed="a format that Spark writes, as parquet, csv or jdbc")),
             options=section.options("options"),
             columns=tuple(text for _, text in section.texts("columns")),
             **formats,
@@ -345,6 +345,13 @@ class _Reader:
         fixed = {name: text for name, text in fixed.items() if name not in section.fields}
         py = section.text("py")
         return fixed | ({"py": str(self._folder / py)} if py else {})
+
+
+def _short(name: str) -> str:
+    """Return the name of a format of Spark in lower case, as Spark takes it in any case; the name of a class, which has
+    a dot, is returned as it is.
+    """
+    return name if "." in name else name.lower()
 
 
 def _named(spec: FunctionSpec) -> list[str]:

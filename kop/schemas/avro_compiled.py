@@ -38,7 +38,9 @@ def avro_reader(writer: AvroType, reader: AvroType) -> SchemaReader:
 
 @functools.cache
 def compiled_module() -> Any:
-    """Return the compiled module; None if it was not built, or was built from other sources."""
+    """Return the compiled module, the same in each call; None if it was not built, or if what it takes and returns is
+    of another version than this code's.
+    """
     try:
         native = import_module("kop_schemas")
     except ImportError:
@@ -56,7 +58,10 @@ class CompiledReader:
         self._readable = readable
 
     def decode(self, records: Sequence[bytes], start: int = 0) -> Decoded:
-        """Return the column and the errors that `AvroReader.decode` returns."""
+        """Return a column with a row for each record, and by row the errors of malformed records, which are null in it.
+        The encoding of a record begins at its byte `start`. Records that the compiled module does not take are read by
+        the reader in Python, which has the last word.
+        """
         program = self._program
         rows, parts = self._native.decode(records if isinstance(records, list) else list(records), start)
         values = _column(program.kind, program.columns, parts, 0)
@@ -71,7 +76,9 @@ class CompiledReader:
 
 
 def _column(kind: pa.DataType, columns: list[tuple[Any, ...]], parts: list[tuple[Any, ...]], at: int) -> pa.Array:
-    """Return a column of the compiled reader's buffers."""
+    """Return the column of type `kind`, made of the compiled reader's buffers without copying them. `at` is its number
+    in `columns`, which describe all columns, and in `parts`, which have their rows, nulls and buffers.
+    """
     rows, nulls, buffers = parts[at]
     own = [None if buffer is None else pa.py_buffer(buffer) for buffer in buffers]
     inner: list[pa.DataType] = []

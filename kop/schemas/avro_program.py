@@ -48,8 +48,8 @@ class Program:
 
 
 def program_of(writer: AvroType, reader: AvroType) -> Program | None:
-    """Return the program, the steps for the compiled reader, of a pair of schemas that can be resolved. None if a
-    program cannot do it.
+    """Return the program, the steps for the compiled reader, of a pair of schemas. None if the compiled reader cannot
+    do it, or if the pair cannot be resolved.
     """
     kind = arrow_type(reader)
     try:
@@ -67,7 +67,10 @@ class _Making:
     # -- columns
 
     def column(self, kind: pa.DataType, depth: int) -> int:
-        """Add a column with its parts, and return its number."""
+        """Add the column of a type, and those of its parts behind it, to `columns`, and return its index there, which
+        is its number. `depth` counts the levels of nesting above it; _NoProgramError if there are more than the
+        compiled reader takes (64).
+        """
         if depth > DEEPEST:
             raise _NoProgramError
         at = len(self.columns)
@@ -84,7 +87,9 @@ class _Making:
         return at
 
     def _part(self, column: int, at: int) -> int:
-        """Return the number of a part of a column."""
+        """Return the number of a column's part: the field `at` of a struct, the item of a list (0), the key (0) or the
+        item (1) of a map.
+        """
         described = self.columns[column]
         number: int = described[1][at] if described[0] == "struct" else described[1 + at]
         return number
@@ -93,7 +98,8 @@ class _Making:
 
     def step(self, writer: AvroType, reader: AvroType, into: int, depth: int) -> Step:
         """Return the step that reads values of the writer's schema into the column number `into`. UnresolvableError if
-        the reader's schema has no place for any such value.
+        the reader's schema has no place for any such value; _NoProgramError if the compiled reader does not take the
+        pair, or `depth`, the levels of nesting above it, is over 64.
         """
         if depth > DEEPEST:
             raise _NoProgramError
@@ -199,7 +205,9 @@ def _default(column: int, value: Any) -> Step:
 
 
 def _skip(schema: AvroType, depth: int) -> Step:
-    """Return the step that skips a value."""
+    """Return the step that skips a value of the schema. _NoProgramError if the compiled reader cannot skip it: a
+    decimal, or deep nesting (more than 64 levels).
+    """
     if depth > DEEPEST:
         raise _NoProgramError
     match schema.kind:

@@ -79,7 +79,9 @@ class AvroReader:
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
-    """Return a zigzag number of up to 64 bits, and the position behind it."""
+    """Return the zigzag number of up to 64 bits that begins at position `at`, and the position behind it.
+    BadRecordError if it has more bits, IndexError if the data end in it.
+    """
     value = shift = 0
     while True:
         byte = data[at]
@@ -96,7 +98,9 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _span(data: bytes, at: int) -> tuple[int, int]:
-    """Return the start and the end of bytes that have their length before them."""
+    """Return the start and the end of bytes that have their length, at position `at`, before them. BadRecordError if
+    the length is below 0, IndexError if the data end before the bytes do.
+    """
     size = data[at]
     if size < 128 and not size & 1:
         at += 1
@@ -112,8 +116,10 @@ def _span(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _block(data: bytes, at: int, empty: bool) -> tuple[int, int, int | None]:
-    """Return the number of items of the next block of an array or a map, where they start, and where they have to end,
-    if the block says that.
+    """Return the number of items of the block of an array or a map that begins at `at` (0 for the last), the position
+    of its first item, and the position behind its last, None if the block does not say its size. `empty` says that
+    items take no bytes: then BadRecordError if there are more than a million, else IndexError if there are more than
+    bytes left.
     """
     count, at = _number(data, at)
     end = None
@@ -131,7 +137,7 @@ def _block(data: bytes, at: int, empty: bool) -> tuple[int, int, int | None]:
 
 
 def has_no_bytes(schema: AvroType) -> bool:
-    """Return true if values of a schema take no bytes."""
+    """Return true if no value of a schema takes a byte."""
     if schema.kind == "record":
         return all(has_no_bytes(field.kind) for field in schema.fields if field.kind is not schema)
     return schema.kind == "null" or (schema.kind == "fixed" and schema.size == 0)
@@ -141,7 +147,9 @@ def has_no_bytes(schema: AvroType) -> bool:
 
 
 def _resolve(writer: AvroType, reader: AvroType, into: Builder, path: str) -> Read:
-    """Return the function that reads values of the writer's schema into a column of the reader's."""
+    """Return the function that reads values of the writer's schema and appends them to `into`, a column of the reader's
+    schema. UnresolvableError, which names the field by `path`, if no such value can be read so.
+    """
     if writer.kind == "union":
         return _of_union(writer, reader, into, path)
     if reader.kind == "union":
@@ -159,7 +167,9 @@ def _resolve(writer: AvroType, reader: AvroType, into: Builder, path: str) -> Re
 
 
 def matches(writer: AvroType, reader: AvroType) -> bool:
-    """Return true if values of one type may be read as the other, judged by the types alone without their fields."""
+    """Return true if values of one type may be read as the other, judged without fields, items and symbols. Enums and
+    fixeds need the same name, without its namespace, or an alias of the reader's; fixeds the same size too.
+    """
     if writer.kind == reader.kind:
         if writer.kind in ("enum", "fixed"):
             same = _same_name(writer, reader)
@@ -225,7 +235,9 @@ def _into_union(writer: AvroType, reader: AvroType, into: Builder, path: str) ->
 
 
 def best_members(writer: AvroType, reader: AvroType) -> list[int]:
-    """Return the members of the reader's union as which values of the writer's type may be read, the best one first."""
+    """Return the members of the reader's union as which values of the writer's type may be read, the best one first, as
+    indexes in `reader.members`; empty if there are none.
+    """
     members = reader.members
     return sorted(
         (at for at, member in enumerate(members) if matches(writer, member)),
@@ -287,8 +299,9 @@ def _record(writer: AvroType, reader: AvroType, into: Builder, path: str) -> Rea
 
 
 def field_sources(writer: AvroType, reader: AvroType, path: str) -> tuple[dict[str, int], list[int]]:
-    """Return the field of the reader's record that each of the writer's fields is read into, by name, and the reader's
-    fields that get their defaults. UnresolvableError if a field that the writer does not have has no default.
+    """Return, by the name of each of the writer's fields that is read, the index of the reader's field that it is read
+    into; and the indexes of the reader's fields that get their defaults. A field without either raises
+    UnresolvableError. Names match, or an alias of the reader's field does.
     """
     written = {field.name for field in writer.fields}
     wanted: dict[str, int] = {}
@@ -384,7 +397,9 @@ def _boolean(into: Leaf) -> Read:
 
 
 def whole_limits(writer: AvroType, reader: AvroType) -> tuple[int, int, int]:
-    """Return the least and the largest number that a value may be, and the factor that it has in the column."""
+    """Return the least and the largest number that an encoded int or long may be, and the factor by which it is
+    multiplied for the column: 1000 if milliseconds become microseconds, else 1.
+    """
     low, high = (-(2**31), 2**31 - 1) if writer.kind == "int" else (-(2**63), 2**63 - 1)
     factor = 1
     if reader.logical.endswith("-millis"):
@@ -455,8 +470,8 @@ def _enum(writer: AvroType, reader: AvroType, into: Leaf, path: str) -> Read:
 
 
 def enum_symbols(writer: AvroType, reader: AvroType, path: str) -> list[str | None]:
-    """Return the symbol of the reader's enum for each one of the writer's, None if there is none. UnresolvableError if
-    there is none for any of them.
+    """Return, for each of the writer's symbols in order, the symbol that is read for it: the same, if the reader's enum
+    has it, else the default of the reader's enum, else None. UnresolvableError if all are None.
     """
     known = set(reader.symbols)
     symbols = [symbol if symbol in known else reader.default for symbol in writer.symbols]
@@ -529,7 +544,9 @@ def default_of(field: AvroField, path: str) -> Any:
 
 
 def plain_value(schema: AvroType, value: Any) -> Any:
-    """Return a default, given as JSON, in the form that builders take. BadRecordError if it does not fit the schema."""
+    """Return a default, given as JSON, in the form that builders take. BadRecordError, ValueError, TypeError or
+    AttributeError if it does not fit the schema.
+    """
     if schema.kind == "union":
         members = schema.members
         for branch in schema.branches:
@@ -575,7 +592,10 @@ def plain_value(schema: AvroType, value: Any) -> Any:
 
 
 def _skip(schema: AvroType, named: dict[str, list[Read]]) -> Read:
-    """Return the function that skips a value, and checks of it what it has to look at."""
+    """Return the function that skips a value of the schema, and returns the position behind it. It checks numbers,
+    indexes and sizes as a reader would, but not the UTF-8 of texts. `named` holds, by name, the functions of records
+    that are made so far, for a record that contains itself.
+    """
     if schema.name and schema.kind == "record":
         if schema.name in named:
             return _later(named[schema.name])

@@ -209,8 +209,8 @@ class _Parser:
 
 
 def _logical(made: AvroType, schema: dict[str, Any]) -> None:
-    """Set the logical type of a schema in `made`, if it is well-formed and allowed for the type below it; else it is
-    ignored.
+    """Set in `made` the logical type that the JSON `schema` names, if it is well-formed and allowed for the type that
+    it stands on; else leave `made` as it is.
     """
     logical = schema.get("logicalType")
     if not isinstance(logical, str) or made.kind not in LOGICAL.get(logical, ()):
@@ -228,7 +228,7 @@ def _logical(made: AvroType, schema: dict[str, Any]) -> None:
 
 
 def arrow_type(schema: AvroType, *, logical: bool = True) -> pa.DataType:
-    """Return the type of a column of such values, all nullable. SchemaError if a record contains itself.
+    """Return the type of a column of values of a schema, all nullable. SchemaError if a record contains itself.
 
     Null is a text that is always null. A union of more than one type besides null is a struct of `member0`, `member1`
     and so on, in the order of its branches. Without `logical`, values of logical types are the numbers that encode

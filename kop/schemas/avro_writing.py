@@ -27,8 +27,9 @@ _ROOT: Final = "topLevelRecord"
 
 
 def encoder(schema: AvroType, kind: pa.DataType) -> Callable[[pa.Array], list[bytes | None]]:
-    """Return the function that encodes a column of type `kind`; null gives None, unless the schema itself has null.
-    SchemaError if the schema does not take such columns.
+    """Return the function that encodes a column of type `kind`; null gives None, but the encoded null if the schema has
+    null. That function raises BadRecordError for a value that the schema does not take. SchemaError if the schema does
+    not take such columns at all.
     """
     if schema.takes_null:
         encode = _nullable(schema, kind, "")
@@ -50,8 +51,8 @@ def _number(value: int) -> bytes:
 
 
 def _nullable(schema: AvroType, kind: pa.DataType, path: str) -> Encode:
-    """Return the function that encodes columns that may have nulls. SchemaError if the schema does not take such
-    columns.
+    """Return the function that encodes columns that may have nulls: it raises BadRecordError for a null that the schema
+    does not take. SchemaError if the schema does not take such columns at all; `path` names the column in errors.
     """
     if schema.kind == "null":
         return lambda column: [b""] * len(column)
@@ -66,7 +67,9 @@ def _nullable(schema: AvroType, kind: pa.DataType, path: str) -> Encode:
 
 
 def _encode(schema: AvroType, kind: pa.DataType, path: str) -> Encode:
-    """Return the function that encodes columns without nulls. SchemaError if the schema does not take such columns."""
+    """Return the function that encodes columns of type `kind` without nulls. SchemaError if the schema does not take
+    such columns; `path` names the column in errors.
+    """
     if schema.kind == "union":
         return _union(schema, kind, path)
     if schema.kind == "record" and types.is_struct(kind):

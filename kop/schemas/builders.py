@@ -44,7 +44,7 @@ class Leaf:
         del self.values[rows:]
 
     def finish(self) -> pa.Array:
-        """Return the column, and begin a new one."""
+        """Return the column of all rows since the last call, and begin an empty one."""
         made = pa.array(self.values, self._stored)
         self.values.clear()
         return made if self._stored is self.kind else made.view(self.kind)
@@ -68,12 +68,12 @@ class _Runs:
         self.nulls.append(False)
 
     def add_null(self) -> None:
-        """Append null."""
+        """Append a row that is null."""
         self.offsets.append(self.count)
         self.nulls.append(True)
 
     def truncate(self, rows: int) -> None:
-        """Remove all rows behind the first `rows`."""
+        """Remove all rows behind the first `rows` with their items, also items of a row that is not ended."""
         del self.offsets[rows + 1 :]
         del self.nulls[rows:]
         self.count = self.offsets[-1]
@@ -81,7 +81,7 @@ class _Runs:
             column.truncate(self.count)
 
     def finish(self) -> pa.Array:
-        """Return the column, and begin a new one."""
+        """Return the column of all rows since the last call, and begin an empty one."""
         mask = pa.array(self.nulls, pa.bool_()) if True in self.nulls else None
         offsets = pa.array(self.offsets, pa.int32())
         parts = [column.finish() for column in self._columns]
@@ -119,8 +119,8 @@ class Maps(_Runs):
         super().__init__(kind, pa.MapArray, [self.keys, self.items])
 
     def close(self) -> None:
-        """End a map: the entries that were added since the last one are its content. BadRecordError if a key is there
-        twice.
+        """End a map: the entries that were added since the last row are its content. BadRecordError if two have the
+        same key.
         """
         keys = self.keys.values[self.offsets[-1] : self.count] if isinstance(self.keys, Leaf) else []
         if len(set(keys)) < len(keys):
@@ -170,7 +170,7 @@ class Structs:
             field.truncate(rows)
 
     def finish(self) -> pa.Array:
-        """Return the column, and begin a new one."""
+        """Return the column of all rows since the last call, and begin an empty one."""
         rows = len(self.valid)
         mask = pa.array([not valid for valid in self.valid], pa.bool_()) if False in self.valid else None
         self.valid.clear()

@@ -36,13 +36,15 @@ class Versions:
         self._readers: dict[int, SchemaReader | str] = {}
 
     def reader(self, version: int) -> SchemaReader | str:
-        """Return the reader of a version, or the reason why its records cannot be read. `learn` has to be called with
-        the version first.
+        """Return the reader of a version, or as a text the reason why its records cannot be read: also if `learn` was
+        not called with the version, or did not find it.
         """
         return self._readers.get(version, f"version {version} of its schema is not known")
 
     def learn(self, wanted: Iterable[int]) -> None:
-        """Make the readers of these versions, which records name. SchemaError if Pulsar does not tell their schemas."""
+        """Make and keep the readers of these versions, which records name; Pulsar is asked if one is new. A version
+        that Pulsar does not have is asked for again by the next call. SchemaError if Pulsar does not tell the schemas.
+        """
         new = set(wanted) - self._readers.keys()
         if self._number in new:
             new.remove(self._number)
@@ -81,7 +83,8 @@ class ByVersionReader:
 
     def decode(self, records: Sequence[bytes], versions: Sequence[int | None] | None) -> Decoded:
         """Return a column with a row for each record, and by row the errors of records that are null because they are
-        bad. `versions` are the versions that the records name, None for none.
+        bad, or of a version that cannot be read. `versions` are the versions that the records name, None for a record
+        without one, or None for all. SchemaError if Pulsar has to be asked for versions and does not tell them.
         """
         if versions is None or self._versions is None:
             return self._without(records)

@@ -86,16 +86,18 @@ class ColumnPlan:
 
     @property
     def names_versions(self) -> bool:
-        """True if it matters which versions of Pulsar's schema the records name."""
+        """True if the column is read by the versions of Pulsar's schema that the records name."""
         return self.pulsar is not None or any(plan.names_versions for plan in self.pair)
 
     @property
     def sql(self) -> str:
-        """The type of the column in Spark's words."""
+        """The type of the column in Spark's words. SchemaError if its schema can have none."""
         return f"STRUCT<{self.ddl}>" if self.ddl else in_sql(self.kind)
 
     def of_type(self, kind: pa.DataType) -> ColumnPlan:
-        """Return the plan for a column whose type is known. SchemaError if the schema gives another type."""
+        """Return the plan for a column that Spark made with the type `kind`. A plan that knows its fields in Spark's
+        words alone takes the type over; for any other, SchemaError if the schema gives another type.
+        """
         if self.ddl:
             in_sql(widened(kind))
             return replace(self, known_kind=widened(kind))
@@ -125,12 +127,12 @@ class ColumnPlan:
 
     @property
     def avro(self) -> avro_schema.AvroType:
-        """The reader's schema, if it is Avro's."""
+        """The reader's schema, parsed, of a plan whose schema is Avro's; SchemaError if it is malformed."""
         return avro_schema.parse(self.schema.text, self.schema.reference_texts)
 
     @property
     def protobuf(self) -> ProtobufSchema:
-        """The reader's schema, if it is Protobuf's."""
+        """The reader's schema, parsed, of a plan whose schema is Protobuf's; SchemaError if it is malformed."""
         return ProtobufSchema(self.schema.text, self.schema.references)
 
 
@@ -138,8 +140,8 @@ class ColumnPlan:
 
 
 def plan(source: SchemaSource) -> ColumnPlan:
-    """Return the plan by which a column is read; the registry is asked for what the user left open. SchemaError if
-    there is no usable schema, or the registry does not answer.
+    """Return the plan by which a column is read. A schema that the user did not give is asked of the registry, or of
+    Pulsar, and fixed for the whole read. SchemaError if there is no usable schema, or whoever is asked does not answer.
     """
     if source.format == "string":
         made = ColumnPlan("string")
@@ -200,8 +202,8 @@ def _part_of_pair(source: SchemaSource, schema: PulsarSchema, part: str) -> Colu
 
 
 def _of_versions(source: SchemaSource, schema: PulsarSchema, made: ColumnPlan) -> ColumnPlan:
-    """Return the plan for records that may name other versions of the schema than the one that `made` is of. Texts need
-    no other plan: all versions are read alike.
+    """Return the plan `made`, extended for records that may name any version of the topic's schema; `schema` is the
+    version that `made` is of. Plans of texts are returned as they are: all versions are read alike.
     """
     if made.format == "string":
         return made
@@ -236,13 +238,16 @@ class ColumnReader(Protocol):
     """The reader of a column's records."""
 
     def read(self, column: pa.Array, versions: pa.Array | None = None) -> Decoded:
-        """Return the column of the plan's type; null stays null. `versions` are those of Pulsar's schema that the
-        records name, null for none; None if that is not known of any.
+        """Return the column of the plan's type, and by row the errors of bad records, which are null in it; null stays
+        null. `versions` has for each row the version of Pulsar's schema that the record names, null for none; None if
+        that is not known of any.
         """
 
 
 def reader_of(plan: ColumnPlan) -> ColumnReader:
-    """Return the reader of a plan, for one task. SchemaError if no record can be read by the plan."""
+    """Return the reader of a plan, for one task. SchemaError if the plan's own schema cannot be used. A reader may ask
+    registries while it reads, and keeps what it learns.
+    """
     if plan.format == "string":
         return TextReader()
     if plan.registry is not None:
@@ -253,7 +258,9 @@ def reader_of(plan: ColumnPlan) -> ColumnReader:
 
 
 def _reader_of_records(plan: ColumnPlan) -> ByVersionReader:
-    """Return the reader of records that have no frame (an id of their schema) in front."""
+    """Return the reader of records that have no frame (an id of their schema) in front. If the plan is of a topic of
+    Pulsar, each is read by the version that it names.
+    """
     own = functools.partial(_reader_of_schema, plan, plan)
     if plan.pulsar is None:
         return ByVersionReader(plan.kind, own)
@@ -264,7 +271,9 @@ def _reader_of_records(plan: ColumnPlan) -> ByVersionReader:
 
 
 def _reader_of_schema(written: ColumnPlan, plan: ColumnPlan) -> SchemaReader:
-    """Return the reader of records that the schema of one plan wrote into columns of the other, of the same format."""
+    """Return the reader of records that the schema of the plan `written` wrote, into columns of `plan`, which has the
+    same format. UnresolvableError if no such record can be read so.
+    """
     match plan.format:
         case "avro":
             return avro_reader(written.avro, plan.avro)
@@ -321,7 +330,9 @@ class TextReader:
     """The reader of texts of UTF-8."""
 
     def read(self, column: pa.Array, versions: pa.Array | None = None) -> Decoded:
-        """Return the column as texts."""
+        """Return the column as texts, and by row the errors of values that are no UTF-8, which are null in it.
+        `versions` does not matter.
+        """
         try:
             return column.cast(pa.string()), {}
         except pa.ArrowInvalid:
@@ -339,7 +350,9 @@ class BareReader:
         self._reader = _reader_of_records(plan)
 
     def read(self, column: pa.Array, versions: pa.Array | None = None) -> Decoded:
-        """Return the column of the plan's type; null stays null."""
+        """Return the column of the plan's type, and by row the errors of bad records, which are null in it; null stays
+        null. `versions` has for each row the version of Pulsar's schema that the record names.
+        """
         rows, records = present(column)
         values, failures = self._reader.decode(records, named(versions, rows))
         return in_order(self._kind, len(column), [(rows, values)]), {rows[at]: why for at, why in failures.items()}
@@ -353,7 +366,10 @@ class PairReader:
         self._parts = [_reader_of_records(part) for part in plan.pair]
 
     def read(self, column: pa.Array, versions: pa.Array | None = None) -> Decoded:
-        """Return the column of the plan's type; null stays null."""
+        """Return the structs of key and value, and by row the errors of records whose key or value is bad, which are
+        null as a whole; null stays null. `versions` has for each row the version of Pulsar's schema that the record
+        names.
+        """
         failures: dict[int, str] = {}
         halves: list[tuple[list[int], list[bytes]]] = [([], []), ([], [])]
         valid = [False] * len(column)
@@ -406,7 +422,10 @@ class FramedReader:
             )
 
     def read(self, column: pa.Array, versions: pa.Array | None = None) -> Decoded:
-        """Return the column of the plan's type; null stays null."""
+        """Return the column of the plan's type, and by row the errors of bad records, which are null in it: also of
+        those without a frame, and of those whose schema cannot be had or read. Null stays null. The registry is asked
+        for an id that comes for the first time; SchemaError if it cannot be. `versions` does not matter.
+        """
         groups, failures = self._groups(column)
         decoded = []
         for (schema_id, indexes, start), (rows, records) in groups.items():
@@ -420,7 +439,9 @@ class FramedReader:
         return in_order(self._kind, len(column), decoded), failures
 
     def _groups(self, column: pa.Array) -> tuple[dict[Group, tuple[list[int], list[bytes]]], dict[int, str]]:
-        """Return the rows and records of each reader, and by row the errors of records that have no proper frame."""
+        """Return, for each group of records that one reader reads, the indexes of its rows and its records; and by row
+        the errors of records that have no proper frame.
+        """
         rows, records = present(column)
         group = self._group(records[0]) if records else ""
         if not isinstance(group, str):  # Mostly all records are of one group: nothing is done for each of them then.
@@ -447,7 +468,7 @@ class FramedReader:
         return groups, failures
 
     def _group(self, data: bytes) -> Group | str:
-        """Return the group of a record, or what is wrong with its frame."""
+        """Return the group of a record, or as a text the reason why its frame is bad."""
         schema_id = schema_id_of(data)
         if schema_id is None:
             return "it does not begin with 0 and the id of a schema, as records of a registry do"
@@ -459,8 +480,9 @@ class FramedReader:
             return f"by schema {schema_id} {error}"
 
     def _reader(self, schema_id: int, indexes: tuple[int, ...]) -> SchemaReader | str:
-        """Return the reader of the schema with this id, or the reason why none of its records can be read. `indexes`
-        name the message in a Protobuf schema.
+        """Return the reader of the schema with this id, or as a text the reason why none of its records can be read.
+        `indexes` name the message in a Protobuf schema. What is returned is kept, unless the registry does not know the
+        id: it is asked again then. SchemaError if it cannot be asked.
         """
         key = schema_id, indexes
         if key not in self._readers:

@@ -92,16 +92,17 @@ class ConfluentRegistry:
         self._by_version: dict[tuple[str, int], Schema] = {}
 
     def by_id(self, schema_id: int) -> Schema:
-        """Return the schema of an id. UnknownSchemaError if there is none; SchemaError if the registry cannot be
-        asked.
+        """Return the schema of an id, with those that it refers to; it is kept and asked for once. UnknownSchemaError
+        if there is none; SchemaError if the registry refuses, or does not answer in 4 tries.
         """
         if schema_id not in self._by_id:
             self._by_id[schema_id] = self._schema(self._ask("GET", f"schemas/ids/{schema_id}"), schema_id)
         return self._by_id[schema_id]
 
     def of_subject(self, subject: str, version: int | None = None) -> Schema:
-        """Return a version of a subject, the latest if none is named. UnknownSchemaError if there is none; SchemaError
-        if the registry cannot be asked.
+        """Return a version of a subject, with the schemas that it refers to; without `version` the latest, for which
+        the registry is asked each time. UnknownSchemaError if there is none; SchemaError if the registry refuses or
+        does not answer.
         """
         if version is not None and (subject, version) in self._by_version:
             return self._by_version[subject, version]
@@ -111,15 +112,16 @@ class ConfluentRegistry:
         return schema
 
     def versions(self, subject: str) -> list[int]:
-        """Return the versions that a subject has. UnknownSchemaError if there is no such subject; SchemaError if the
-        registry cannot be asked.
+        """Return the numbers of the versions that a subject has. UnknownSchemaError if there is no such subject;
+        SchemaError if the registry refuses or does not answer.
         """
         versions: list[int] = self._ask("GET", f"subjects/{quote(subject, safe='')}/versions")
         return versions
 
     def register(self, subject: str, schema: Schema, references: Sequence[Reference] = ()) -> int:
-        """Register a schema under a subject, unless it is there already, and return its id. SchemaError, with the
-        registry's words, if the registry refuses that.
+        """Register a schema under a subject, unless it is there already, and return its id. `references` are the
+        schemas that it uses, which have to be registered. SchemaError, with the registry's words, if the registry
+        refuses that; also if it does not answer.
         """
         path = f"subjects/{quote(subject, safe='')}/versions"
         schema_id: int = self._ask("POST", path, _body(schema, references))["id"]
@@ -127,7 +129,7 @@ class ConfluentRegistry:
 
     def find(self, subject: str, schema: Schema, references: Sequence[Reference] = ()) -> tuple[int, int]:
         """Return the id and the version of a schema that is registered under a subject. UnknownSchemaError if it is
-        not; SchemaError if the registry cannot be asked.
+        not; SchemaError if the registry refuses or does not answer.
         """
         answer = self._ask("POST", f"subjects/{quote(subject, safe='')}", _body(schema, references))
         return answer["id"], answer["version"]
@@ -148,7 +150,9 @@ class ConfluentRegistry:
         return Schema(kind, text, tuple(references.items()), schema_id, answer.get("version"))
 
     def _referred(self, subject: str, version: int) -> Schema:
-        """Return a version that a schema refers to, also a deleted one. UnknownSchemaError if there is none."""
+        """Return the version of a subject that another schema refers to, also a deleted one; it is kept and asked for
+        once. UnknownSchemaError if there is none; SchemaError if the registry refuses or does not answer.
+        """
         if (subject, version) not in self._by_version:
             answer = self._ask("GET", f"{_path(subject, version)}?deleted=true")
             self._by_version[subject, version] = self._schema(answer, answer["id"])
@@ -224,12 +228,16 @@ def _words(body: bytes) -> str:
 
 
 def frame(schema_id: int) -> bytes:
-    """Return the frame before a record of this schema."""
+    """Return the frame that stands before a record of the schema with this id: a byte 0, and the id in 4 bytes,
+    big-endian.
+    """
     return b"\0" + schema_id.to_bytes(4, "big")
 
 
 def schema_id_of(data: bytes) -> int | None:
-    """Return the id of the schema that a record's frame names; None if it has no frame."""
+    """Return the id of the schema that a record's frame names; None if the record does not begin with a frame, which is
+    0 and 4 more bytes.
+    """
     if len(data) < HEAD or data[0]:
         return None
     return int.from_bytes(data[1:HEAD], "big")

@@ -20,7 +20,7 @@ Encode = Callable[[pa.Array], list[bytes]]
 
 
 def with_nulls(encode: Encode, column: pa.Array) -> list[bytes | None]:
-    """Return the encoded values of a column, None for null."""
+    """Return the encoded values of a column, None for null; `encode` gets those that are not null."""
     if not column.null_count:
         return list(encode(column))
     valid = column.is_valid()
@@ -29,14 +29,16 @@ def with_nulls(encode: Encode, column: pa.Array) -> list[bytes | None]:
 
 
 def without_nulls(column: pa.Array, path: str) -> pa.Array:
-    """Return the column itself. BadRecordError if it has a null."""
+    """Return the column itself. BadRecordError, which names the field by `path`, if it has a null."""
     if column.null_count:
         raise BadRecordError(f"{path or 'a row'} is null, which its schema does not take")
     return column
 
 
 def grouped(column: pa.Array, items: list[Any]) -> list[list[Any]]:
-    """Return the items of each list or map of a column; `items` are those of all of them, one after the other."""
+    """Return the items of each list, or map, of a column that has no nulls; `items` are those of all rows, one after
+    the other, whatever was made of them.
+    """
     made, at = [], 0
     for size in column.value_lengths().to_pylist() if types.is_list(column.type) else _lengths(column):
         made.append(items[at : at + size])
@@ -56,12 +58,14 @@ def entries(column: pa.Array) -> tuple[pa.Array, pa.Array]:
 
 
 def below(path: str, name: str) -> str:
-    """Return the path of a field within another."""
+    """Return the path of the field `name` of a struct whose own path is `path`, with a dot between; the name alone if
+    `path` is empty.
+    """
     return f"{path}.{name}" if path else name
 
 
 def numbers(column: pa.Array) -> list[int]:
-    """Return the values of a column of dates or times as numbers of days or microseconds."""
+    """Return the values of a column of dates as days, or of one of times as microseconds, since 1970-01-01."""
     plain = pa.int32() if types.is_date(column.type) else pa.int64()
     values: list[int] = column.cast(plain).to_pylist()
     return values

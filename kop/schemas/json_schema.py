@@ -24,8 +24,9 @@ _FORMATS: Final = {"date-time": UTC, "date": pa.date32()}
 
 
 def arrow_type(text: str, references: Mapping[str, str] | None = None) -> pa.DataType:
-    """Return the type of the values that a JSON Schema describes, all of it nullable; `references` are other schemas by
-    the names that `$ref` has. SchemaError if it is malformed, or describes what a column cannot have.
+    """Return the type of the column that a JSON Schema means, all of it nullable; what is no type of a column is a
+    text. `references` are other schemas by the names that `$ref` has. SchemaError if the schema is malformed, contains
+    itself, refers to what is not there, or has two properties that differ in the case of letters alone.
     """
     documents = {name: _loaded(other) for name, other in (references or {}).items()}
     root = _loaded(text)
@@ -33,7 +34,9 @@ def arrow_type(text: str, references: Mapping[str, str] | None = None) -> pa.Dat
 
 
 def others(text: str) -> list[str]:
-    """Return the names of the other schemas that a JSON Schema refers to. SchemaError if it is no JSON."""
+    """Return the names of the other schemas that a JSON Schema refers to, each as often as it does; those that lead
+    back to itself are left out. SchemaError if it is no JSON.
+    """
     root = _loaded(text)
     own = root.get("$id", "") if isinstance(root, dict) else ""
     names = []

@@ -72,7 +72,8 @@ class JsonReader:
         return (column, {}) if column is not None else self._each(texts)
 
     def _at_once(self, texts: list[bytes]) -> pa.Array | None:
-        """Return the column if pyarrow can read all texts, and each is surely exactly one object; else None.
+        """Return the column if pyarrow can read all texts, and each is surely exactly one object; else None, also if
+        all are empty. An empty text is null.
 
         Each text that is not empty begins with a brace and ends with one. Between two of these a text cannot go on, so
         every text is at least one object, and if there are as many objects as texts it is exactly one.
@@ -153,7 +154,9 @@ def _is_finite(column: pa.Array) -> bool:
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    """Return true for a type whose values pyarrow reads from JSON as `_conversion` does."""
+    """Return true for a type whose values pyarrow may read from JSON: where it takes a text at all, it makes the same
+    of it as the reading of one text after the other.
+    """
     if types.is_struct(kind):
         return kind.num_fields > 0 and all(_is_plain(field.type) for field in kind)
     if types.is_list(kind):
@@ -162,7 +165,9 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 
 def _as_texts(kind: pa.DataType) -> pa.DataType:
-    """Return the type with texts in place of times: pyarrow takes more forms for times than are allowed here."""
+    """Return a type with texts in place of its times, at any depth: pyarrow takes more forms for times than are allowed
+    here, so it reads texts, which `_with_times` checks.
+    """
     if types.is_struct(kind):
         return pa.struct([(field.name, _as_texts(field.type)) for field in kind])
     if types.is_list(kind):
@@ -172,7 +177,7 @@ def _as_texts(kind: pa.DataType) -> pa.DataType:
 
 def _with_times(column: pa.Array, kind: pa.DataType) -> pa.Array | None:
     """Return a column of type `kind` from one that has texts in place of times. None if a text is not surely a time as
-    `_conversion` reads it.
+    the reading of one text after the other takes it; that then decides.
     """
     if column.type.equals(kind):
         return column
@@ -196,7 +201,9 @@ def _with_times(column: pa.Array, kind: pa.DataType) -> pa.Array | None:
 
 
 def _conversion(kind: pa.DataType, path: str) -> Convert:
-    """Return the function that turns values of JSON into those of a type."""
+    """Return the function that turns a value of JSON, not null, into one that a builder of columns of type `kind`
+    takes, or raises BadRecordError; `path` names the value in the error.
+    """
     if types.is_struct(kind):
         return _of_object(kind, path)
     if types.is_map(kind):

@@ -24,8 +24,9 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def encoder(kind: pa.DataType) -> Callable[[pa.Array], list[bytes | None]]:
-    """Return the function that writes a column as JSON texts, None for null. SchemaError if JSON has no form for the
-    type.
+    """Return the function that writes a column of type `kind` as JSON texts, None for null. That function raises
+    BadRecordError for a value that JSON has not: NaN, infinity, a time beyond the years 1 to 9999. SchemaError if JSON
+    has no form for the type.
     """
     inner = _encode(kind, "")
     return lambda column: with_nulls(inner, column)
@@ -106,7 +107,7 @@ def _map(item: Encode) -> Encode:
 
 
 def schema_of(kind: pa.DataType) -> str:
-    """Return the JSON Schema of a column's type."""
+    """Return the JSON Schema of a column's type, as JSON text; no field is required."""
     return json.dumps({"$schema": "http://json-schema.org/draft-07/schema#"} | _schema_of(kind))
 
 

@@ -93,8 +93,8 @@ class PrimitiveReader:
         self._into = builder(self.kind)
 
     def decode(self, records: Sequence[bytes], start: int = 0) -> tuple[pa.Array, dict[int, str]]:
-        """Return a column with a row for each record, and by row the errors of malformed records, which are null in
-        it.
+        """Return a column with a row for each record, and by row the errors of malformed records, which are null in it.
+        The value of a record begins at its byte `start`.
         """
         into, convert = self._into, self._convert
         assert isinstance(into, Leaf)
@@ -115,8 +115,8 @@ class PrimitiveReader:
 
 
 def split_pair(data: bytes) -> tuple[bytes | None, bytes | None]:
-    """Return the key and the value of a key-value pair that Pulsar keeps in one message (INLINE). BadRecordError if the
-    message is no such pair.
+    """Return the key and the value of a key-value pair that Pulsar keeps in one message (INLINE); None for one that is
+    null. BadRecordError if the message is no such pair.
     """
     parts: list[bytes | None] = []
     at = 0
@@ -156,8 +156,8 @@ _TIMES: Final[dict[str, Callable[[int], bytes]]] = {
 
 
 def encoder(name: str, kind: pa.DataType) -> Encode:
-    """Return the function that encodes columns without nulls by one of Pulsar's primitive schemas. SchemaError if the
-    schema does not take such columns.
+    """Return the function that encodes columns of type `kind` without nulls by the primitive schema of Pulsar with this
+    name, such as INT32. SchemaError if the schema does not take such columns.
     """
     wanted = PRIMITIVES[name][0]
     narrower = pa.types.is_integer(kind) and pa.types.is_integer(wanted) and kind.bit_width <= wanted.bit_width
@@ -176,5 +176,7 @@ def encoder(name: str, kind: pa.DataType) -> Encode:
 
 
 def joined_pair(parts: Iterable[bytes | None]) -> bytes:
-    """Return a key and a value in one message, as `split_pair` takes them."""
+    """Return the message that holds a key and a value, of which each may be None, as Pulsar keeps a pair in one message
+    and `split_pair` takes it.
+    """
     return b"".join(b"\xff\xff\xff\xff" if part is None else len(part).to_bytes(4, "big") + part for part in parts)

@@ -143,8 +143,8 @@ class ProtobufSchema:
         self._added.add(name)
 
     def message(self, name: str = "") -> Descriptor:
-        """Return a message type by its full name, the first of the file if none is given. SchemaError if there is
-        none.
+        """Return a message type by its full name, the first of the schema's file if `name` is empty; a named one may be
+        of an imported file. SchemaError if there is none.
         """
         if name:
             try:
@@ -157,8 +157,8 @@ class ProtobufSchema:
         return first
 
     def at(self, indexes: Sequence[int]) -> Descriptor:
-        """Return the message type that a record's indexes name: one in the file, then in turn within that.
-        BadRecordError if there is none.
+        """Return the message type that a record's indexes name: the first index counts the messages of the schema's
+        file, each further one those nested in the message before. BadRecordError if there is none.
         """
         messages = list(self._file.message_types_by_name.values())
         made = None
@@ -172,7 +172,9 @@ class ProtobufSchema:
         return made
 
     def indexes(self, message: Descriptor) -> list[int]:
-        """Return the indexes of a message of the file. SchemaError if it is of another file."""
+        """Return the indexes by which a record names a message of the schema's file: its place in the file, then in
+        turn within the message around it. SchemaError if it is of an imported file.
+        """
         if message.file.name != self._file.name:
             raise SchemaError(
                 f"the message {message.full_name} is in {message.file.name}, which the schema imports: name one of "
@@ -228,8 +230,8 @@ class ProtobufFile:
 
 
 def split(text: str) -> list[ProtobufFile]:
-    """Return the files of a descriptor, or of a set of them; the schema itself is the last one. SchemaError if it is
-    neither.
+    """Return the files of a schema's text, which is a descriptor, or a set of them, in base64; the schema itself is the
+    last one. SchemaError if it is neither.
     """
     return [
         ProtobufFile(
@@ -242,8 +244,8 @@ def split(text: str) -> list[ProtobufFile]:
 
 
 def native_schema(text: str) -> tuple[str, str]:
-    """Return the descriptor set and the name of the message from the text that Pulsar keeps for a schema
-    PROTOBUF_NATIVE. SchemaError if it has another form.
+    """Return the descriptor set, in base64, and the full name of the message from the text that Pulsar keeps for a
+    schema PROTOBUF_NATIVE. SchemaError if it has another form.
     """
     try:
         kept = json.loads(text)
@@ -256,7 +258,9 @@ def native_schema(text: str) -> tuple[str, str]:
 
 
 def arrow_type(message: Descriptor) -> pa.DataType:
-    """Return the type of a column of messages. SchemaError if a message contains itself."""
+    """Return the type of a column of messages. SchemaError if a message contains itself, or has two fields that differ
+    in the case of letters alone.
+    """
     return _message_type(message, ())
 
 
@@ -313,8 +317,9 @@ class ProtobufReader:
         self._add = _adder(reader, self._into)
 
     def decode(self, records: Sequence[bytes], start: int = 0) -> tuple[pa.Array, dict[int, str]]:
-        """Return a column with a row for each record, and by row the errors of malformed records, which are null in it.
-        The encoding of a record begins at `start`.
+        """Return a column with a row for each record, and by row the errors of bad records, which are null in it: those
+        that are malformed, or have, outside of nested messages, a field that the writer's message does not have. The
+        encoding of a record begins at its byte `start`.
         """
         failures: dict[int, str] = {}
         parse, add, into = self._class.FromString, self._add, self._into
@@ -340,8 +345,8 @@ class ProtobufReader:
 
 
 def read_indexes(data: bytes, at: int) -> tuple[tuple[int, ...], int]:
-    """Return the message indexes that begin at a position of a record, and the position behind them. BadRecordError if
-    they are malformed.
+    """Return the message indexes that begin at position `at` of a record, and the position behind them; (0,) for the
+    short form, a single 0. BadRecordError if they are malformed.
     """
     try:
         count, at = _zigzag(data, at)
@@ -359,7 +364,9 @@ def read_indexes(data: bytes, at: int) -> tuple[tuple[int, ...], int]:
 
 
 def write_indexes(indexes: Sequence[int]) -> bytes:
-    """Return message indexes in the form that they have in front of a record."""
+    """Return message indexes in the form that they have in front of a record: their count and each of them as zigzag
+    numbers, or a single 0 for the first message.
+    """
     if list(indexes) == [0]:
         return b"\0"
     return b"".join(_as_zigzag(number) for number in (len(indexes), *indexes))
@@ -388,7 +395,10 @@ def _as_zigzag(number: int) -> bytes:
 
 
 def _compare(writer: Descriptor, reader: Descriptor, path: str, seen: set[str]) -> None:
-    """Raise UnresolvableError if a field of the writer cannot be read as the reader's field with the same number."""
+    """Raise UnresolvableError, which names the field by `path`, if a field of the writer cannot be read as the reader's
+    field with the same number, in nested messages too. `seen` are the full names of messages that were compared
+    already; the writer's is added.
+    """
     if writer.full_name in seen:
         return
     seen.add(writer.full_name)
@@ -409,7 +419,9 @@ def _compare(writer: Descriptor, reader: Descriptor, path: str, seen: set[str]) 
 
 
 def _adder(message: Descriptor, into: Builder) -> Callable[[Any], None]:
-    """Return the function that appends a message to a column."""
+    """Return the function that appends a message of this type to the column `into`. It raises BadRecordError for a time
+    that a column cannot hold.
+    """
     if message.full_name == _TIMESTAMP:
         assert isinstance(into, Leaf)
         append = into.values.append

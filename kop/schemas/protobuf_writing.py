@@ -23,8 +23,8 @@ Set = Callable[[Any, Any], None]
 
 
 def encoder(message: Descriptor, kind: pa.DataType) -> Callable[[pa.Array], list[bytes | None]]:
-    """Return the function that encodes a column as messages, None for null; SchemaError if the message does not take
-    such columns.
+    """Return the function that encodes a column as messages, None for null; it raises BadRecordError for a row that the
+    message does not take. SchemaError if the message does not take such columns at all.
     """
     _compare(arrow_type(message), kind, "")
     made = GetMessageClass(message)
@@ -45,7 +45,9 @@ def encoder(message: Descriptor, kind: pa.DataType) -> Callable[[pa.Array], list
 
 
 def _compare(wanted: pa.DataType, given: pa.DataType, path: str) -> None:
-    """Raise SchemaError if a column has a field that the message does not have, or has with another type."""
+    """Raise SchemaError if a column has a field that the message does not have, or has with another type; narrower
+    integers are taken. `path` names the field in the error.
+    """
     if types.is_struct(wanted) and types.is_struct(given):
         known = {field.name: field.type for field in wanted}
         for field in given:
@@ -69,7 +71,9 @@ def _narrower(given: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _without_times(column: pa.Array) -> pa.Array:
-    """Return a column with times as numbers of microseconds, since Python's types cannot hold all times."""
+    """Return a column with times, at any depth, as microseconds since 1970-01-01, since Python's types cannot hold all
+    times.
+    """
     return column.cast(_plain(column.type))
 
 
@@ -84,7 +88,9 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def _filler(message: Descriptor) -> Set:
-    """Return the function that fills a message with a row."""
+    """Return the function that sets the fields of a message of this type from a row, a dict by field; null leaves a
+    field unset. It raises ValueError, TypeError or OverflowError for a value that the field does not take.
+    """
     if message.full_name == "google.protobuf.Timestamp":
 
         def fill_time(made: Any, micros: int) -> None:

@@ -60,15 +60,18 @@ class PulsarSchema:
 
 
 def topic_schema(access: PulsarAccess, topic: str, version: int | None = None) -> PulsarSchema:
-    """Return a version of the schema of a topic, `persistent://TENANT/NAMESPACE/TOPIC`, the latest if none is named.
-    SchemaError if there is none, or Pulsar does not tell it.
+    """Return a version of the schema of a topic, `persistent://TENANT/NAMESPACE/TOPIC`, the latest if `version` is
+    None; blocks while Pulsar's admin REST is asked. UnknownSchemaError if there is none, SchemaError if Pulsar refuses
+    or does not answer.
     """
     which = "no schema" if version is None else f"no version {version} of a schema"
     return _asked(access, lambda client: client.schema(topic, version), _schema, f"Pulsar has {which} for {topic}")
 
 
 def topic_schemas(access: PulsarAccess, topic: str) -> list[PulsarSchema]:
-    """Return all versions of the schema of a topic. SchemaError if there are none, or Pulsar does not tell them."""
+    """Return all versions of the schema of a topic, `persistent://TENANT/NAMESPACE/TOPIC`; blocks while Pulsar's admin
+    REST is asked. UnknownSchemaError if there are none, SchemaError if Pulsar refuses or does not answer.
+    """
     return _asked(
         access,
         lambda client: client.schemas(topic),

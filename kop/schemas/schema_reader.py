@@ -19,11 +19,13 @@ class SchemaReader(Protocol):
     """The reader of records of one schema."""
 
     def decode(self, records: Sequence[bytes], start: int = 0) -> Decoded:
-        """Return a column with a row for each record, whose encoding begins at `start`."""
+        """Return a column with a row for each record, and by row the errors of bad records, which are null in it. The
+        encoding of a record begins at its byte `start`.
+        """
 
 
 def present(column: pa.Array) -> tuple[list[int], list[bytes]]:
-    """Return the rows of a column that are not null, and their values."""
+    """Return the indexes of the rows of a column that are not null, and in the same order their values."""
     values = column.to_pylist()
     if not column.null_count:
         return list(range(len(values))), values
@@ -32,8 +34,8 @@ def present(column: pa.Array) -> tuple[list[int], list[bytes]]:
 
 
 def in_order(kind: pa.DataType, count: int, parts: Sequence[tuple[list[int], pa.Array]]) -> pa.Array:
-    """Return one column of `count` rows, put together from parts: each has the rows that its values go to. Rows without
-    a value are null.
+    """Return one column of `count` rows, put together from parts: each is the indexes of rows, and a column with their
+    values in that order. Rows that no part has are null.
     """
     if len(parts) == 1 and len(parts[0][0]) == count:
         return parts[0][1]

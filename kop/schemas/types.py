@@ -45,7 +45,7 @@ def in_sql(kind: pa.DataType) -> str:
 
 
 def quoted(name: str) -> str:
-    """Return a name quoted for SQL, whatever characters it has."""
+    """Return a name in backticks, as SQL of Spark takes it, whatever characters it has."""
     escaped = name.replace("`", "``")
     return f"`{escaped}`"
 

@@ -36,7 +36,8 @@ class _Version:
 
     def decode(self, records: Sequence[bytes], nothing: pa.DataType) -> tuple[pa.Array, dict[int, str], dict[int, str]]:
         """Return the rows, the errors of records that are not of this version, and the errors of records that are of it
-        but cannot be rows; the errors are by row.
+        but cannot be rows of the reader's schema; the errors are by row, and such rows are null. `nothing` is the type
+        of the column of nulls that is returned if no record of the version can be a row.
         """
         if self._into is None:
             _, wrong = self._own.decode(records)
@@ -63,7 +64,9 @@ class VersionsReader:
 
     def decode(self, records: Sequence[bytes], start: int = 0) -> tuple[pa.Array, dict[int, str]]:
         """Return a column with a row for each record, and by row the errors of records that are null because they are
-        bad.
+        bad: no version fits, or two that fit give different rows, or the reader's schema cannot have it. The encoding
+        begins at the byte `start`. If a record fits no version, the versions are fetched again, and if there are others
+        by then, all records are read once more.
         """
         if start:
             records = [record[start:] for record in records]
@@ -76,7 +79,9 @@ class VersionsReader:
         return values, failures
 
     def _by_each(self, records: Sequence[bytes]) -> tuple[pa.Array, dict[int, str], bool]:
-        """Return what `decode` returns, and true if a record fits no version."""
+        """Return the column and the errors that `decode` returns, by the versions known so far, and true if a record
+        fits none of them.
+        """
         decoded = {number: version.decode(records, self._kind) for number, version in self._versions.items()}
         failures: dict[int, str] = {}
         places: list[int | None] = []

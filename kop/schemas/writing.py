@@ -41,9 +41,10 @@ class WritePlan:
 
 
 def plan_writing(source: SchemaSource, kind: pa.DataType, *, register: bool) -> WritePlan:
-    """Return how a column of a type is written. With `register` its schema is registered under the subject, unless it
-    is there: the schema that the source has, or one made from the type. SchemaError if there is no fitting schema, or
-    the registry refuses or does not answer.
+    """Return how a column of a type is written. The schema is the source's own; if it has none, with `register` one
+    made from the type, else the version that the subject or Pulsar's topic has. With `register` the schema is
+    registered under the subject, unless it is there; without, one that a registry gives an id has to be there.
+    SchemaError if there is no fitting schema, or the registry refuses or does not answer.
     """
     if source.registry is not None and source.format != "string":
         made = _with_id(source, kind, register)
@@ -56,7 +57,10 @@ def plan_writing(source: SchemaSource, kind: pa.DataType, *, register: bool) -> 
 
 
 def _bare(by: ColumnPlan, kind: pa.DataType) -> WritePlan:
-    """Return how a column is written without anything before its records."""
+    """Return how a column is written without anything before its records. SchemaError if the schema is a pair and the
+    column no struct of key and value, or if the Avro schema by which Pulsar describes its JSON does not take the
+    column.
+    """
     parts: tuple[WritePlan, ...] = ()
     if by.format == "pair":
         if not pa.types.is_struct(kind) or [part.name for part in kind] != ["key", "value"]:
@@ -91,8 +95,9 @@ def _with_id(source: SchemaSource, kind: pa.DataType, register: bool) -> WritePl
 
 
 def _enter(registry: ConfluentRegistry, source: SchemaSource, kind: pa.DataType, register: bool) -> int:
-    """Return the id of the schema that the source has, or that is made of the type; with `register` it is registered.
-    SchemaError if it is not there, is refused, or refers to schemas that are not known.
+    """Return the id of the schema that the source has, or that is made of the type. With `register` the schema and the
+    files that it imports are registered; without, they have to be registered already. SchemaError if they are not, are
+    refused, or refer to schemas that are not known.
     """
     text = source.text or _schema_of(source.format, kind)
     if source.format == "json" and not text.lstrip().startswith("{"):
@@ -115,8 +120,9 @@ def _enter(registry: ConfluentRegistry, source: SchemaSource, kind: pa.DataType,
 def _imports(
     registry: ConfluentRegistry, file: ProtobufFile, files: Mapping[str, ProtobufFile], register: bool
 ) -> tuple[Reference, ...]:
-    """Return the references of a file to those that it imports; their subjects are their names, as Confluent's
-    serializers have it. With `register` they are registered.
+    """Return the references of a file of Protobuf to the files that it imports, in the form that a registry takes;
+    their subjects are their names, as Confluent's serializers have it. With `register` the imported files are
+    registered first; without, UnknownSchemaError if one is not there.
     """
     references = []
     for name in file.imports:
@@ -170,7 +176,10 @@ def writer_of(plan: WritePlan) -> Callable[[pa.Array], pa.Array]:
 
 
 def _encoder(plan: WritePlan) -> Callable[[pa.Array], list[bytes | None]]:
-    """Return the function that encodes each value of a column, None for null; see `writer_of`."""
+    """Return the function that encodes each value of a column of the plan's type, without what stands before a record;
+    null gives None, or the encoded null if the plan's Avro schema has null. SchemaError if the schema does not take
+    such columns.
+    """
     match plan.format:
         case "string":
             if not pa.types.is_string(plan.kind):

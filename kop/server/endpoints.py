@@ -3,8 +3,8 @@
 Owns: the names, protocols and addresses of listeners, those of a worker too; what clients of each are told.
 Must not know: sockets, certificates, users.
 
-The short form (`listen`, `advertise`) has no names and no security. Of a worker the first of its listeners, or with
-names one for each, is its own, which clients are told of; the others are shared with the other workers.
+The short form (`listen`, `advertise`) has no names and no security. A worker has a listener of its own, which clients
+are told of, for each one that it shares with the other workers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Endpoint:
     """The security protocol: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL."""
     address: Address
     advertised: Address | None
-    """The address that clients are told; None: the one that they connected to."""
+    """The address that clients are told, with an empty host the one that they connected to; None: that with its port.
+    """
     shared: bool = False
     """True if other workers listen on the same address."""
 
@@ -66,11 +67,10 @@ def endpoints(settings: ServerSettings, worker: int | None = None) -> tuple[Endp
             Endpoint("", "PLAINTEXT", address, advertise[index if len(advertise) > 1 else 0] if advertise else None)
             for index, address in enumerate(settings.listen)
         ]
-        own = given[:1]
     else:
         told = dict(settings.advertised_listeners)
         protocols = settings.listener_security_protocol_map
-        given = own = [Endpoint(name, protocols[name], address, told.get(name)) for name, address in settings.listeners]
+        given = [Endpoint(name, protocols[name], address, told.get(name)) for name, address in settings.listeners]
     if worker is None:
         return tuple(given)
     mine = [
@@ -79,10 +79,13 @@ def endpoints(settings: ServerSettings, worker: int | None = None) -> tuple[Endp
             address=_moved(endpoint.address, worker),
             advertised=endpoint.advertised and _moved(endpoint.advertised, worker),
         )
-        for endpoint in own
+        for endpoint in given
     ]
-    by_name = {endpoint.name: endpoint.advertised for endpoint in mine}
-    return (*mine, *(replace(endpoint, advertised=by_name[endpoint.name], shared=True) for endpoint in given))
+    shared = [
+        replace(endpoint, advertised=own.advertised or Address("", own.port), shared=True)
+        for endpoint, own in zip(given, mine, strict=True)
+    ]
+    return (*mine, *shared)
 
 
 def _moved(address: Address, worker: int) -> Address:

@@ -20,7 +20,8 @@ __all__ = ["latest", "print_lag", "register", "run_mesh", "sql", "track_progress
 
 
 def register(spark: Any) -> None:
-    """Make `format("kop")` known to a SparkSession that does not find it by itself.
+    """Make `format("kop")` known to a SparkSession that does not find it by itself; one that knows it already is left
+    as it is.
 
     PySpark finds `pyspark_kop` where kop is installed in the driver's environment. It does not where the package comes
     another way (an archive, an editable install that hides its modules), or where another `pyspark_*` module does not

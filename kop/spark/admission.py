@@ -23,8 +23,9 @@ class KopLimitedStreamReader(KopStreamReader, SupportsTriggerAvailableNow):
     """The reader of a stream in PySpark 4.2 and later, whose batches Spark limits."""
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the limit of a batch by the options. Spark passes it back to `latestOffset`, unless its trigger wants
-        all there is.
+        """Return the limit of a batch by the options: the first of maxOffsetsPerTrigger, minOffsetsPerTrigger and
+        maxBytesPerTrigger that is set, or all there is. Spark passes it back to `latestOffset`, unless its trigger
+        wants all there is.
         """
         if self.options.max_offsets_per_trigger:
             return ReadMaxRows(self.options.max_offsets_per_trigger)
@@ -35,16 +36,20 @@ class KopLimitedStreamReader(KopStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: OffsetDict, limit: ReadLimit) -> OffsetDict:
-        """Return the offsets at which the batch after `start` ends; all limits of the options count unless Spark wants
-        all there is.
+        """Return the offsets at which the batch after `start` ends, `start` itself if there is nothing to read. All
+        limits of the options count, whichever `limit` names, unless Spark wants all there is.
         """
         return to_dict(self.stream.next_end(from_dict(start), limited=not isinstance(limit, ReadAllAvailable)))
 
     def reportLatestOffset(self) -> OffsetDict | None:
-        """Return the ends of the logs as last seen, which Spark shows in the query's progress."""
+        """Return the ends of the logs as last seen, which Spark shows in the query's progress; None before the first
+        look.
+        """
         latest = self.stream.latest
         return None if latest is None else to_dict(latest)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Keep the present ends of the logs as the end of the query (Trigger.AvailableNow)."""
+        """Keep the present ends of the logs as the end of the query (Trigger.AvailableNow); later partitions are not
+        read.
+        """
         self.stream.stop_at_latest()

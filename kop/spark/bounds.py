@@ -37,14 +37,16 @@ class Bound:
 
     @property
     def named(self) -> Collection[TopicPartition] | None:
-        """The partitions that the bound names; None if it is for all."""
+        """The partitions that the bound names; None if it is for all alike."""
         for given in (self.each, self.times, self.messages):
             if given is not None:
                 return given.keys()
         return None
 
     def only(self, partitions: Collection[TopicPartition]) -> Bound:
-        """Return the bound for some of its partitions only."""
+        """Return the bound with only those of its named partitions that are in `partitions`; a bound for all alike
+        stays as it is.
+        """
         return replace(
             self,
             each=_only(self.each, partitions),

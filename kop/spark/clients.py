@@ -29,7 +29,7 @@ _NAMED: Final = re.compile(
 
 
 def in_options(text: str) -> str:
-    """Return an error's text with the options of Spark in the place of Kafka's properties: `kafka.` before each."""
+    """Return an error's text with `kafka.` before each property of Kafka that it names, as Spark's options have it."""
     return _NAMED.sub("kafka.", text)
 
 
@@ -47,7 +47,10 @@ class AttemptFencedError(FencedError):
 
 @contextmanager
 def naming_options() -> Iterator[None]:
-    """Turn errors of Kafka clients, inside the block, into errors that name the options of Spark."""
+    """Turn errors of Kafka clients, inside the block, into errors that name the options of Spark: SinkError for what
+    the user has to mend (in reads as well), AttemptFencedError for a fenced producer, UnreachableError for servers that
+    do not answer. Other errors pass unchanged.
+    """
     try:
         yield
     except NoTransactionsError as error:
@@ -64,13 +67,16 @@ def naming_options() -> Iterator[None]:
 
 @naming_options()
 def read_client(settings: Mapping[str, Any], patience_ms: int) -> ReadClient:
-    """Return a connected client that reads topics; see `ReadClient`. Its errors name Spark's options."""
+    """Return a connected client that reads topics, with kafka-python's `settings`; it tries requests again for up to
+    `patience_ms`. Errors of connecting name Spark's options, those of its methods do not.
+    """
     return ReadClient(settings, patience_ms)
 
 
 @naming_options()
 def write_client(settings: Mapping[str, Any], patience: float) -> WriteClient:
-    """Return a connected client that writes to topics; see `WriteClient`. Errors of its methods are left to the caller
-    to turn into Spark's words.
+    """Return a connected client that writes to topics, with kafka-python's `settings`; it tries requests again for up
+    to `patience` seconds. Errors of connecting name Spark's options; those of its methods are left to the caller to
+    turn into Spark's words.
     """
     return WriteClient(settings, patience)

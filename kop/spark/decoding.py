@@ -78,7 +78,7 @@ class DecoderFactory:
         return False
 
     def make(self) -> Decoder:
-        """Return the decoder of one task."""
+        """Return the decoder of one task. RecordDecodeError if the user's function cannot be imported."""
         return Decoder(self.options, self.kind)
 
 
@@ -91,8 +91,10 @@ class Decoder:
         self._function = _imported(options.function)
 
     def add(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows, which have headers and maybe metadata, with the column `decoded` added, and `decodeError` if
-        the decoder is permissive.
+        """Call the function for each row, and return the rows with its results added as the column `decoded`. A row
+        that it refuses, or whose result does not fit the column, raises RecordDecodeError; but if the decoder is
+        permissive, it gets null, and the column `decodeError` is added with the text of the error, null for good rows.
+        The rows have to have headers as their last column, or before the column `metadata`.
         """
         import pyarrow as pa  # noqa: PLC0415
 
@@ -162,7 +164,9 @@ def _imported(name: str) -> Callable[[DecoderRecord], Any]:
 
 
 def _refuse_fractions(value: Any, kind: pa.DataType) -> None:
-    """Raise ValueError if pyarrow cuts off the fraction of a number to make it a whole one."""
+    """Raise ValueError if pyarrow would cut off the fraction of a number in `value` to make it a whole one; structs and
+    lists are looked through.
+    """
     from pyarrow import types  # noqa: PLC0415
 
     if types.is_integer(kind):

@@ -38,8 +38,9 @@ class NoMetadataError(Exception):
 def with_metadata(
     batches: Iterable[pa.RecordBatch], places: Sequence[PlacedEntry], partition: str
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows with the column `metadata` added; NoMetadataError if the answer gives no place for one.
-    `partition` names the partition in errors.
+    """Yield the rows with the column `metadata` added: message id and publish time of the entry, among `places` in
+    order of their offsets, that holds the row's offset. NoMetadataError if a row comes before the first place, or there
+    are none. `partition` names the partition in errors.
     """
     bases = [place.base_offset for place in places]
     entries = _entries(places)
@@ -55,7 +56,9 @@ def with_metadata(
 
 
 def with_schema_versions(batches: Iterable[pa.RecordBatch], runs: Sequence[SchemaRun]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows with the column `schemaVersion` added; rows before the first run have no version."""
+    """Yield the rows with the column `schemaVersion` added. Each run, in order, has the version, or none, that the
+    records from its base offset on name, up to the next run; rows before the first run have none (null).
+    """
     import pyarrow as pa  # noqa: PLC0415
 
     bases = [run.base_offset for run in runs]

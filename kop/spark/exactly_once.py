@@ -67,7 +67,7 @@ class Digest:
             yield batch
 
     def text(self) -> str:
-        """Return the digest as hexadecimal digits."""
+        """Return the digest of the rows so far as 32 hexadecimal digits."""
         return f"{self._sum:0{_DIGEST_BITS // 4}x}"
 
 
@@ -89,7 +89,9 @@ class Marker:
 
     @classmethod
     def read(cls, offset: int, metadata: str) -> Marker:
-        """Return the marker in a committed offset. SinkError if another program committed it."""
+        """Return the marker in a committed offset and its metadata. SinkError if the metadata are not in the form of
+        this version: another program, or another version, committed them.
+        """
         try:
             fields = json.loads(metadata)
             if fields["v"] != 1:
@@ -122,7 +124,7 @@ class SinkTask:
 
     @property
     def transactional_id(self) -> str:
-        """The transactional id of the task, by which the coordinator fences earlier attempts of it."""
+        """The transactional id of the task, by which the transaction coordinator fences earlier attempts of it."""
         return f"{self.sink_id}-{self.task}"
 
     @property
@@ -140,19 +142,24 @@ class TaskTransactions(Protocol):
         """
 
     def read_markers(self) -> Mapping[int, tuple[int, str]]:
-        """Return offset and metadata of the committed markers by task.
+        """Return the committed markers of the sink by the number of the task: offset and metadata, as they were
+        committed.
 
-        That of this task is stable: no transaction holds another one. Those of other tasks may be missing.
+        The marker of this task is stable: no transaction holds another one. Those of other tasks may be missing.
         """
 
     def produce(self, rows: Iterable[pa.RecordBatch]) -> None:
-        """Write rows in the transaction; they are durable when it returns."""
+        """Write rows in the transaction; they are durable when this returns, but no reader of committed records sees
+        them before `end`.
+        """
 
     def commit_marker(self, offset: int, metadata: str) -> None:
-        """Send AddOffsetsToTxn and TxnOffsetCommit: commit the task's marker in the transaction."""
+        """Send AddOffsetsToTxn and TxnOffsetCommit: put the task's marker, the number of the next batch as `offset` and
+        its metadata, into the transaction. It is committed by `end`, together with the rows.
+        """
 
     def end(self) -> None:
-        """Send EndTxn: commit the transaction."""
+        """Send EndTxn: commit the transaction, with the rows and the marker."""
 
 
 class TaskOutcome(NamedTuple):
@@ -164,10 +171,12 @@ class TaskOutcome(NamedTuple):
 
 
 def write_task(task: SinkTask, rows: Iterable[pa.RecordBatch], transactions: TaskTransactions) -> TaskOutcome:
-    """Write the rows of a task exactly once.
+    """Write the rows of a task exactly once, in one transaction with the task's marker, and return how many there were.
+    If an earlier attempt has committed the batch (`repeated`), the rows are read and compared with what that wrote, and
+    nothing is written.
 
-    Raises SinkError if that is impossible: other rows than before, another number of tasks, a lost marker. Any other
-    exception leaves a transaction open that the next attempt aborts.
+    Raises SinkError if exactly once is impossible: other rows than before, another number of tasks, a lost marker. Any
+    other exception leaves a transaction open that the next attempt aborts.
     """
     if not 0 <= task.task < task.tasks:
         raise SinkError(
@@ -199,8 +208,9 @@ def write_task(task: SinkTask, rows: Iterable[pa.RecordBatch], transactions: Tas
 
 
 def _check(task: SinkTask, markers: Mapping[int, Marker]) -> None:
-    """Raise SinkError, before anything is written, if the markers show that the sink was used otherwise, or that one is
-    lost.
+    """Raise SinkError if the markers of the sink's tasks show that the sink was written otherwise: by another number of
+    tasks, or up to a later batch than this one; or if the marker of this task is missing in a later batch than the
+    first. Nothing is written yet.
     """
     for marker in markers.values():
         if marker.tasks != task.tasks:

@@ -55,10 +55,13 @@ class ReadSettings:
 
 
 def read_range(client: ReadClient, wanted: OffsetRange, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a range of offsets, also passing offsets without a record, up to its end.
+    """Yield the rows of a range of offsets as batches, also passing offsets without a record, up to its end.
 
     In memory at a time are the answer to one Fetch and one batch of rows. DataLossError if offsets of the range are
-    gone; with `fail_on_data_loss` off a warning, and the rows that are left.
+    gone, or if nothing comes for `poll_timeout_ms` before the range is at its end; with `fail_on_data_loss` off a
+    warning, and the rows that are left. UnreadableRecordsError for a batch that cannot be read; EventTimeError if rows
+    are wanted by event times and the records have none; NoMetadataError if the server does not say where records are
+    kept.
     """
     partition = (wanted.topic, wanted.partition)
     committed = settings.fetch.isolation == READ_COMMITTED
@@ -124,7 +127,8 @@ def read_range(client: ReadClient, wanted: OffsetRange, settings: ReadSettings) 
 
 
 def _of_times(rows: Iterable[pa.RecordBatch], first: int | None, end: int | None) -> Iterator[pa.RecordBatch]:
-    """Yield the rows whose event time is in the range. EventTimeError for records whose timestamp the server has
+    """Yield the batches of rows, cut to those whose event time is `first` or later and before `end` (ms since the
+    epoch, None for no limit); empty batches are left out. EventTimeError for records whose timestamp the server has
     set.
     """
     import pyarrow as pa  # noqa: PLC0415
@@ -152,7 +156,9 @@ def _name(wanted: OffsetRange) -> str:
 
 
 def lost(settings: MayLoseData, what: str) -> None:
-    """Raise DataLossError, or log a warning if the read is to go on after lost data."""
+    """Raise DataLossError, or log a warning if the settings say that the read goes on after lost data. `what` says in
+    both what is lost.
+    """
     if settings.fail_on_data_loss:
         raise DataLossError(f"set failOnDataLoss to false to go on without them: some data may have been lost, {what}")
     log.warning("some data may have been lost, %s: the read goes on, failOnDataLoss is false", what)

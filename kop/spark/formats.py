@@ -70,7 +70,7 @@ def take_formats(given: Given, pulsar: PulsarAccess | None, *, writing: bool = F
     """Take the options of typed columns out of those that were given, and return them; None if all columns are bytes.
     OptionError if an option has a wrong value, or contradicts or lacks another one.
 
-    `writing`: a write of JSON needs no schema.
+    `pulsar`: the access to Pulsar's registry, if the user named one. `writing`: a write of JSON needs no schema.
     """
     columns = {}
     for column, version in (("value", "schemaVersion"), ("key", "keySchemaVersion")):
@@ -110,7 +110,9 @@ def take_formats(given: Given, pulsar: PulsarAccess | None, *, writing: bool = F
 
 
 def _check(column: str, made: FormatOptions, registry: RegistryAccess | None, pulsar: PulsarAccess | None) -> None:
-    """Raise OptionError if options of a column contradict each other."""
+    """Raise OptionError if options of a column contradict each other, or if neither an option nor a registry has its
+    schema.
+    """
     if made.format == "string":
         return
     registries = [name for name, access in (("schema.registry.url", registry), ("pulsar.admin.url", pulsar)) if access]
@@ -132,14 +134,18 @@ def _check(column: str, made: FormatOptions, registry: RegistryAccess | None, pu
 
 
 def wants_schemas(given: Given) -> bool:
-    """Return true if an option asks for a format whose schema may be in a registry."""
+    """Return true if keyFormat or valueFormat, neither of which is taken out here, is a format whose schema may be in a
+    registry: any but bytes and string.
+    """
     return any(
         given.value(f"{column}Format").strip().lower() not in ("", "bytes", "string") for column in ("value", "key")
     )
 
 
 def pulsar_access(given: Given) -> PulsarAccess:
-    """Take the options of Pulsar's admin REST out of those that were given, and return them."""
+    """Take the options of Pulsar's admin REST out of those that were given, and return them; the ones that were not
+    given are empty. OptionError if one has an empty value.
+    """
     return PulsarAccess(
         given.take("pulsar.admin.url", text, ""),
         given.take("pulsar.auth", text, ""),
@@ -152,7 +158,9 @@ def _version(value: str) -> int | None:
 
 
 def _text(value: str) -> str:
-    """Return a schema that was given as text; for `@PATH`, the text of that file, which the driver reads."""
+    """Return a schema that was given as text; for `@PATH`, the text of that file, which the driver reads. ValueError if
+    the file cannot be read, or is no UTF-8.
+    """
     value = text(value)
     try:
         return _file(value).decode() if value.startswith("@") else value
@@ -161,7 +169,9 @@ def _text(value: str) -> str:
 
 
 def _binary(value: str) -> str:
-    """Return a schema that was given as bytes in base64; for `@PATH`, the bytes of that file."""
+    """Return a schema that was given as bytes in base64; for `@PATH`, the bytes of that file, in base64. ValueError if
+    the file cannot be read.
+    """
     value = text(value)
     return b64encode(_file(value)).decode() if value.startswith("@") else value
 

@@ -36,8 +36,8 @@ class Given:
         return self._given.get(name.lower(), ("", ""))[1]
 
     def take(self, name: str, parse: Callable[[str], T], default: T) -> T:
-        """Take an option out and return its parsed value, or the default if it was not given. OptionError if `parse`
-        raises ValueError.
+        """Take an option out and return its parsed value, or the default if it was not given, or was taken before.
+        OptionError, which names the option, if `parse` raises ValueError.
         """
         given = self._given.pop(name.lower(), None)
         if given is None:
@@ -54,7 +54,7 @@ class Given:
 
 
 def flag(value: str) -> bool:
-    """Parse the value of an option that is `true` or `false`; ValueError for another one."""
+    """Return the value of an option that is `true` or `false`, in whichever case of letters; ValueError for another."""
     if value.strip().lower() not in {"true", "false"}:
         raise ValueError("is neither true nor false")
     return value.strip().lower() == "true"

@@ -42,13 +42,13 @@ class PartitionProgress(NamedTuple):
 
     @property
     def lag(self) -> int | None:
-        """The number of records left to be read; None if the end is not known."""
+        """The number of offsets, of which some may have no record, left to be read; None if the end is not known."""
         return None if self.end is None else max(self.end - self.offset, 0)
 
 
 def partitions_of(sources: Iterable[Any]) -> list[PartitionProgress]:
-    """Return the partitions that the sources of a query's progress name; sources other than `kafka` and `kop` are left
-    out.
+    """Return the partitions that the sources of a query's progress name, in order, with the offsets up to which the
+    last batch has read. Sources whose offsets are not in the form of `kafka` and `kop` are left out.
 
     `sources`: those of a StreamingQueryProgress, or of its JSON.
     """
@@ -65,7 +65,9 @@ def _field(source: Any, name: str) -> Any:
 
 
 def _offsets(value: Any) -> dict[TopicPartition, int]:
-    """Return the offsets in JSON of the form `{"topic": {"0": 7}}` by partition; none if it is of another form."""
+    """Return the offsets in JSON of the form `{"topic": {"0": 7}}` by partition, without those below 0; none if it is
+    of another form.
+    """
     try:
         parsed = json.loads(value) if isinstance(value, str) else value
         return {
@@ -79,7 +81,9 @@ def _offsets(value: Any) -> dict[TopicPartition, int]:
 
 
 def lag_table(partitions: Iterable[PartitionProgress]) -> str:
-    """Return the partitions and their lag as text for a terminal."""
+    """Return the partitions with offset, end and lag as a table of text for a terminal; `-` for a number that is not
+    known.
+    """
     rows = [("TOPIC", "PARTITION", "OFFSET", "END", "LAG")]
     for row in partitions:
         end, lag = ("-" if number is None else f"{number}" for number in (row.end, row.lag))
@@ -90,7 +94,9 @@ def lag_table(partitions: Iterable[PartitionProgress]) -> str:
 
 
 def print_lag(query: Any, file: IO[str] | None = None) -> None:
-    """Print offset, end and lag of each partition of a running query, as of its last batch."""
+    """Print offset, end and lag of each partition of a running query, as of its last batch, to `file`, or to standard
+    output; a sentence instead if no batch is finished yet.
+    """
     progress = query.lastProgress
     if progress is None:
         print("the query has not finished a batch yet", file=file or sys.stdout)
@@ -123,8 +129,8 @@ class GroupProgress:
     """
 
     def __init__(self, settings: Mapping[str, Any], group: str, patience: float = PATIENCE_SECONDS) -> None:
-        """Start the thread that commits. `settings` are kafka-python's; `patience` is the seconds for which a commit is
-        tried again.
+        """Start the thread that commits, and register `close` for the end of the process. `settings` are
+        kafka-python's; `patience` is the seconds for which a commit is tried again before it fails.
         """
         self._patience = patience
         self._settings = settings
@@ -137,13 +143,17 @@ class GroupProgress:
         atexit.register(self.close)
 
     def commit(self, partitions: Iterable[PartitionProgress]) -> None:
-        """Commit these offsets soon, in the background; return at once."""
+        """Leave these offsets to the thread that commits in the background, and return at once. A commit that fails is
+        logged, and tried again after 10 s; one that the group refuses for a partition is only logged.
+        """
         with self._changed:
             self._waiting |= {(row.topic, row.partition): row.offset for row in partitions}
             self._changed.notify()
 
     def close(self, seconds: float = PATIENCE_SECONDS * 2) -> None:
-        """Commit the offsets that wait, and end."""
+        """Commit the offsets that wait, and end the thread; return when it has ended, or after `seconds`. What cannot
+        be committed by one more try is logged and dropped.
+        """
         atexit.unregister(self.close)
         with self._changed:
             self._closed = True

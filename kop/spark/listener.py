@@ -32,7 +32,9 @@ class ProgressListener(StreamingQueryListener):
             self._runs.add(f"{event.runId}")
 
     def onQueryProgress(self, event: Any) -> None:
-        """Commit the offsets up to which the finished batch has read."""
+        """Pass on the offsets up to which the finished batch has read, to be committed in the background; those of the
+        query named `query_name` alone, if one is named. The run is remembered for `settle`.
+        """
         with self._changed:
             self._runs.add(f"{event.progress.runId}")
         if self._query_name in (None, event.progress.name):
@@ -42,15 +44,15 @@ class ProgressListener(StreamingQueryListener):
         """Do nothing: an idle query has read nothing new."""
 
     def onQueryTerminated(self, event: Any) -> None:
-        """Remember that the query has ended, so that the progress of its last batch has come."""
+        """Forget the run of a query that has ended, the progress of whose last batch has come, so that `settle` does
+        not wait for it any more.
+        """
         with self._changed:
             self._runs.discard(f"{event.runId}")
             self._changed.notify()
 
     def settle(self, spark: Any) -> None:
-        """Wait up to SETTLE_SECONDS for the last progress of queries that have ended, which Spark tells later than
-        their end.
-        """
+        """Wait up to 5 s for the last progress of queries that have ended, which Spark tells later than their end."""
         try:
             active = {f"{query.runId}" for query in spark.streams.active}
         except Exception:  # the session has ended, and has told all
@@ -63,6 +65,7 @@ def track_progress(
     spark: Any, *, group: str, options: Mapping[str, str], query_name: str | None = None
 ) -> ProgressListener:
     """Commit the offsets of each finished batch to a consumer group; returns the listener, which is registered already.
+    When the process ends, it waits up to 5 s for the progress of the last batches.
 
     `options`: `kafka.bootstrap.servers` and what else the connection needs, as for `format("kop")`; OptionError for a
     `kafka.*` that is not known, and other options of the query have no effect. `query_name`: only of the query of this

@@ -69,7 +69,9 @@ def parse_messages(text: str) -> dict[TopicPartition, MessageId]:
 def offsets_of(
     admin: PulsarAdmin, settings: Mapping[str, str], wanted: Mapping[TopicPartition, MessageId], *, behind: bool
 ) -> Offsets:
-    """Return the offset of each message, or the one behind it; MessageBoundError if there is no such message.
+    """Return the offset of each message, or with `behind` the offset after it; Pulsar's admin REST is asked.
+    MessageBoundError if there is no such message, if Pulsar refuses or does not answer, or if it is not known how the
+    gateway makes offsets.
 
     `settings` are the values of SETTINGS that the gateway told.
     """
@@ -89,7 +91,9 @@ def offsets_of(
 
 
 def full_name(topic: str, settings: Mapping[str, str]) -> str:
-    """Return the full name of a topic in Pulsar; MessageBoundError if its namespace is not known."""
+    """Return the full name of a topic in Pulsar, `persistent://TENANT/NAMESPACE/TOPIC`. A short name is of the
+    namespace that `settings`, those of the gateway, have; MessageBoundError if they have none.
+    """
     local = topic.removeprefix(_SCHEME)
     if "/" in local:
         return _SCHEME + local

@@ -20,7 +20,7 @@ _LIMIT: Final = 2**63
 
 
 def parse_json(text: str) -> Any:
-    """Return the value of a JSON text; ValueError for malformed JSON, or for an object that has a name twice."""
+    """Return the value of a JSON text. ValueError if the JSON is malformed, or an object in it has a name twice."""
     try:
         return json.loads(text, object_pairs_hook=_once)
     except json.JSONDecodeError as error:
@@ -36,7 +36,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_offsets(text: str) -> Offsets:
-    """Return the number for each partition in JSON such as `{"topic": {"0": 23}}`; ValueError if it is malformed."""
+    """Return the number for each partition in JSON such as `{"topic": {"0": 23}}`, also below 0: an offset, or a time.
+    ValueError if the JSON is malformed, or a number takes more than 64 bits.
+    """
     topics = parse_json(text)
     offsets: Offsets = {}
     for topic, partitions in _object(topics).items():
@@ -54,7 +56,9 @@ def parse_offsets(text: str) -> Offsets:
 
 
 def parse_assignment(text: str) -> list[TopicPartition]:
-    """Return the partitions in JSON such as `{"topic": [0, 1]}`; ValueError if it is malformed."""
+    """Return the partitions in JSON such as `{"topic": [0, 1]}`, in its order, and as often as it has them; ValueError
+    if it is malformed.
+    """
     topics = parse_json(text)
     assigned: list[TopicPartition] = []
     for topic, partitions in _object(topics).items():

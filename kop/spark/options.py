@@ -180,18 +180,22 @@ class ReadOptions:
 
 
 def batch_options(options: Mapping[str, str]) -> ReadOptions:
-    """Return the options of `spark.read`; OptionError says which option is wrong."""
+    """Return the options of `spark.read`. OptionError, which says what to do, if one is unknown, wrong, missing or
+    contradicts another.
+    """
     return _read_options(options, streaming=False)
 
 
 def stream_options(options: Mapping[str, str]) -> ReadOptions:
-    """Return the options of `spark.readStream`; OptionError says which option is wrong."""
+    """Return the options of `spark.readStream`. OptionError, which says what to do, if one is unknown, wrong, missing
+    or contradicts another.
+    """
     return _read_options(options, streaming=True)
 
 
 def refuse_unknown(given: Given, known: Mapping[str, object] | tuple[str, ...], what: str) -> None:
-    """Raise OptionError if an option is left over: with the reason why it is refused, or with the known name nearest to
-    it.
+    """Raise OptionError if an option is left over: with the reason why it is refused, or with that one of the `known`
+    names that is nearest to it. `what` names these in the error, such as `the options of a read`.
     """
     for name in given.left():
         for refused, advice in REFUSED.items():
@@ -214,12 +218,16 @@ def _with_unit(value: str, units: Mapping[str, int], what: str) -> int:
 
 
 def duration(value: str) -> int:
-    """Parse a duration such as `500`, `500ms`, `30s`, `15m` or `2h`, and return it in milliseconds."""
+    """Return a duration such as `500`, `500ms`, `30s`, `15m` or `2h` in milliseconds; it may be below 0. ValueError for
+    another text.
+    """
     return _with_unit(value, UNITS_OF_TIME, "duration")
 
 
 def size(value: str) -> int:
-    """Parse a size such as `1048576`, `64k`, `16m` or `1g`, and return it in bytes."""
+    """Return a size such as `1048576`, `64k`, `16m` or `1g` in bytes, by 1024 each. ValueError for another text, or
+    below 1.
+    """
     byte_count = _with_unit(value, UNITS_OF_SIZE, "size")
     if byte_count < 1:
         raise ValueError("is below 1")
@@ -235,7 +243,7 @@ CONNECTION_OPTIONS: Final = tuple(f"kafka.{name}" for name in PROPERTIES)
 
 def connection_options(given: Given) -> ConnectionOptions:
     """Take the options of the connection out of those that were given, and return them. OptionError if one is wrong,
-    with its name.
+    with its name, or if `kafka.bootstrap.servers` is missing.
     """
     if not given.has("kafka.bootstrap.servers"):
         table = (
@@ -348,7 +356,9 @@ def _read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions
 
 
 def _take_without_effect(given: Given) -> None:
-    """Take out options that have no effect here, so that users of Spark's Kafka source need not remove them."""
+    """Take out options that have no effect here, so that users of Spark's Kafka source need not remove them.
+    OptionError if one has a wrong value, or if kafka.allow.auto.create.topics is true.
+    """
     given.take("groupIdPrefix", text, "")
     given.take("kafka.group.id", text, "")
     given.take("kafka.max.poll.records", whole(1), 1)
@@ -377,7 +387,10 @@ def _pattern(value: str) -> str:
 
 
 def _namespace(given: Given, subscribed: str) -> Callable[[str], str]:
-    """Return a function that puts the namespace of the option topicNamespace before a topic's name that has none."""
+    """Take topicNamespace and topicDomain out, and return a function that puts that namespace before a topic's name
+    that has none; without the option it changes no name. OptionError if the domain is not persistent, or if the topics
+    are given by a pattern.
+    """
     if given.take("topicDomain", text, "persistent") != "persistent":
         raise OptionError("leave topicDomain out: only persistent topics have offsets to read by")
     namespace = given.take("topicNamespace", _namespace_name, "")
@@ -436,7 +449,9 @@ def _pulsar(given: Given, wanted: bool, access: PulsarAccess | None) -> PulsarAd
 
 
 def _inclusive(given: Given, bound: str, *, when: bool, default: bool) -> bool:
-    """Return the value of an option NAMEInclusive; OptionError if its bound (`when`) was not given."""
+    """Take the option `bound`Inclusive out, and return its value, `default` if it was not given. OptionError if it was
+    given though the option `bound` was not (`when` is false).
+    """
     name = f"{bound}Inclusive"
     if given.has(name) and not when:
         raise OptionError(f"set {bound} as well, or leave {name} out")
@@ -463,8 +478,10 @@ def _event_times(given: Given, streaming: bool) -> tuple[int | None, int | None]
 
 
 def _bound(given: Given, which: str, streaming: bool) -> Bound | None:
-    """Return the bound by the option that has precedence: a message for each partition, else as in Spark's source, one
-    time for all, then times, then offsets.
+    """Take the options that say where a read starts or ends (`which`: starting or ending) out, and return the bound by
+    the one that has precedence: a message for each partition, else as in Spark's source, one time for all, then times,
+    then offsets. None if none was given. OptionError if a value cannot be, or if another one was given besides
+    messages.
     """
     by_message, by_time = f"{which}MessageId", f"{which}Timestamp"
     asked = [given.has(name) for name in (by_message, by_time, f"{which}OffsetsByTimestamp")]

@@ -62,7 +62,8 @@ def split(ranges: Sequence[OffsetRange], min_partitions: int | None, max_records
 
 
 def limit(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int], most: int) -> Offsets:
-    """Return the end of a batch of `most` offsets: each partition gives its share of what is new in all of them.
+    """Return the end of a batch of `most` offsets, or of more if more partitions have something new: each gives its
+    share of what is new in all of them.
 
     Each partition that has something new gives one offset at least, as in Spark's Kafka source: a partition with a few
     records does not wait until a long one is read. Else the shares are rounded down, and what is left goes to the
@@ -99,5 +100,5 @@ def limit_bytes(
 
 
 def count_new(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int]) -> int:
-    """Return the number of offsets between the two positions, over the partitions that both have."""
+    """Return the number of offsets from `start` up to `latest`, over the partitions that both have."""
     return sum(max(0, end - start[partition]) for partition, end in latest.items() if partition in start)

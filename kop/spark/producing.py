@@ -54,8 +54,9 @@ class Partitioner:
         self._turn = itertools.count(first)
 
     def partitions(self, keys: pa.Array, given: pa.Array, count: int) -> pa.Array:
-        """Return the partition of each row of a topic that has `count` partitions, int32; `given` ones are not
-        changed.
+        """Return the partition of each row of a topic that has `count` partitions, int32: the one in `given`, if it is
+        not null, else by the key. All rows of the call that have neither get one partition, and those of the next call
+        the next one.
         """
         import pyarrow as pa  # noqa: PLC0415
         from pyarrow import compute  # noqa: PLC0415
@@ -80,7 +81,10 @@ class RowProducer:
 
     @naming_options()
     def write(self, batch: pa.RecordBatch) -> None:
-        """Write the rows of a batch, and return when they are durable."""
+        """Write the rows of a batch, and return when they are durable. In a transaction, partitions that are new to it
+        are added first. SinkError for a row that is too large, or whose column `partition` the topic does not have.
+        After an error this producer cannot go on: it has counted the sequences of the batch already.
+        """
         waiting: dict[TopicPartition, deque[bytearray]] = {}
         now = clock.wall_ms()
         transactional = self.identity.transactional_id is not None
@@ -115,7 +119,9 @@ class RowProducer:
             waiting = {place: ready for place, ready in waiting.items() if ready}
 
     def _placed(self, batch: pa.RecordBatch) -> Mapping[TopicPartition, pa.RecordBatch]:
-        """Yield the rows of each partition, in their order."""
+        """Return the rows of each partition, in their order. SinkError if the column `partition` says one that the
+        topic does not have.
+        """
         from pyarrow import compute  # noqa: PLC0415
 
         placed: dict[TopicPartition, pa.RecordBatch] = {}
@@ -153,8 +159,9 @@ class ClientTransactions:
 
     @naming_options()
     def fence(self) -> None:
-        """Send FindCoordinator and InitProducerId: fence earlier attempts of the task, and abort what they left
-        open.
+        """Make the topic of the markers if it does not exist or has too few partitions, then send FindCoordinator and
+        InitProducerId: fence earlier attempts of the task, and abort what they left open. SinkError if the topic cannot
+        be made.
         """
         try:
             self._client.partitions_at_least(MARKER_TOPIC, self._task.tasks)
@@ -170,7 +177,10 @@ class ClientTransactions:
 
     @naming_options()
     def read_markers(self) -> Mapping[int, tuple[int, str]]:
-        """Send OffsetFetch with require_stable: return offset and metadata of the committed markers, by task."""
+        """Send OffsetFetch with require_stable: return offset and metadata of the committed markers, by the number of
+        the task. The marker of this task is waited for while a transaction holds it; those of other tasks are left out
+        then.
+        """
         task = self._task
         places = [(MARKER_TOPIC, number) for number in range(task.tasks)]
         others = [place for place in places if place[1] != task.task]
@@ -178,19 +188,23 @@ class ClientTransactions:
         return {number: marker for (_, number), marker in markers.items()}
 
     def produce(self, rows: Iterable[pa.RecordBatch]) -> None:
-        """Send AddPartitionsToTxn for each new partition, and Produce: write rows in the transaction."""
+        """Write rows in the transaction: AddPartitionsToTxn is sent for each new partition, then Produce. Errors are
+        those of `RowProducer.write`. `fence` has to be called first.
+        """
         for batch in rows:
             self._fenced.write(batch)
 
     @naming_options()
     def commit_marker(self, offset: int, metadata: str) -> None:
-        """Send AddOffsetsToTxn and TxnOffsetCommit: commit the task's marker in the transaction."""
+        """Send AddOffsetsToTxn and TxnOffsetCommit: put the task's marker, the number of the next batch as `offset` and
+        its metadata, into the transaction. It is committed by `end`, together with the rows.
+        """
         place = MARKER_TOPIC, self._task.task
         self._client.commit_in_transaction(self._fenced.identity, self._task.group, {place: offset}, metadata)
 
     @naming_options()
     def end(self) -> None:
-        """Send EndTxn: commit the transaction."""
+        """Send EndTxn: commit the transaction, with the rows and the marker."""
         self._client.end_transaction(self._fenced.identity)
 
     @property

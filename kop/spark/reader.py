@@ -33,7 +33,7 @@ _clients: dict[str, ReadClient] = {}
 
 
 def client_of_process(connection: ConnectionOptions) -> ReadClient:
-    """Return the client of this worker process for these settings, connected."""
+    """Return the connected client of this worker process for these options; it is made by the first call, and kept."""
     key = repr(connection)
     if key not in _clients:
         _clients[key] = read_client(connection.settings, connection.patience_ms)
@@ -48,7 +48,9 @@ class RangePartition(InputPartition):
 
 
 def read_settings(options: ReadOptions, *, schema_versions: bool = False) -> ReadSettings:
-    """Return the settings that a task needs, by the options of the read; `schema_versions` asks for that column."""
+    """Return the settings that a task needs, by the options of the read. With `schema_versions` the rows get the column
+    `schemaVersion`. Headers are read for a decoder too, which gets them even if the rows do not keep them.
+    """
     return ReadSettings(
         replace(options.fetch, schemas=schema_versions),
         options.include_headers or options.decoder is not None,
@@ -62,7 +64,9 @@ class RowMaker(Protocol):
     """A maker of the rows of a task out of its records; it may keep what it knows from one batch to the next."""
 
     def add(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows of a batch of records."""
+        """Return the rows that a batch of records becomes, one for each record. RecordDecodeError for a bad record,
+        unless bad records are to be null.
+        """
 
 
 class Columns(Protocol):
@@ -79,8 +83,9 @@ class Columns(Protocol):
 def read_task(
     options: ReadOptions, columns: Columns | None, partition: InputPartition | None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a task; for a task without a range, which Spark 4.3 and later gives as a partition without a
-    value, none.
+    """Yield the rows of a task as batches; none for a task without a range, which Spark 4.3 and later gives as a
+    partition without a value. Large buffers of the process are kept for reuse from then on. After an error of Kafka the
+    process's connection is closed and forgotten, and the error raised.
     """
     if partition is None or partition.value is None:
         return
@@ -99,7 +104,7 @@ def read_task(
 
 
 def as_tasks(options: ReadOptions, ranges: list[OffsetRange]) -> list[RangePartition]:
-    """Return the tasks that Spark runs for these ranges of offsets."""
+    """Return the tasks that Spark runs for these ranges of offsets, cut by minPartitions and maxRecordsPerPartition."""
     return [RangePartition(r) for r in split(ranges, options.min_partitions, options.max_records_per_partition)]
 
 
@@ -111,11 +116,13 @@ class KopBatchReader(DataSourceReader):
         self._columns = columns
 
     def partitions(self) -> list[RangePartition]:
-        """Return the tasks of the read, from its starting offsets to its ending ones as they are now."""
+        """Return the tasks of the read, from its starting offsets to its ending ones as they are now; the servers are
+        asked. Errors are those of `find_ranges`.
+        """
         return as_tasks(self._options, find_ranges(client_of_process(self._options.connection), self._options))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the rows that a task of a batch query reads."""
+        """Return the rows that a task of a batch query reads, as batches that are read while they are taken."""
         return read_task(self._options, self._columns, partition)
 
 
@@ -129,21 +136,23 @@ class KopStreamReader(DataSourceStreamReader):
 
     @property
     def stream(self) -> StreamState:
-        """The state of the streaming query; it exists in the driver only."""
+        """The state of the streaming query, made when it is first asked for; it exists in the driver only."""
         if self._state is None:
             self._state = StreamState(client_of_process(self.options.connection), self.options)
         return self._state
 
     def initialOffset(self) -> OffsetDict:
-        """Return the offsets at which a new query starts."""
+        """Return the offsets at which a new query starts, the same in each call."""
         return to_dict(self.stream.initial())
 
     def partitions(self, start: OffsetDict, end: OffsetDict) -> list[RangePartition]:
-        """Return the tasks of a batch, which reads between these offsets."""
+        """Return the tasks of a batch, which reads from the offsets `start` up to `end`, without those of `end`.
+        DataLossError if records between them are gone, unless failOnDataLoss is off.
+        """
         return as_tasks(self.options, self.stream.ranges(from_dict(start), from_dict(end)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the rows that a task of a streaming query reads."""
+        """Return the rows that a task of a streaming query reads, as batches that are read while they are taken."""
         return read_task(self.options, self._columns, partition)
 
 
@@ -155,5 +164,5 @@ class KopPlainStreamReader(KopStreamReader):
     """
 
     def latestOffset(self) -> OffsetDict:
-        """Return the offsets at which the next batch ends."""
+        """Return the offsets at which the next batch ends; the batch begins where the one before has ended."""
         return to_dict(self.stream.next_end())

@@ -72,8 +72,9 @@ class SinkColumns:
     def of(
         cls, fields: Sequence[tuple[str, str]], topic: str | None, plans: Mapping[str, WritePlan] | None = None
     ) -> SinkColumns:
-        """Return the columns of a schema of (name, type in Spark's words). SinkError for one that cannot be written.
-        Those that have a plan may be of any type.
+        """Return the columns of a schema of (name, type in Spark's words). SinkError if a column cannot be written, has
+        a wrong type or comes twice, or if `value`, the topic, or a column with a plan is missing. Columns of `plans`
+        may be of any type. Columns that only reads have, such as `offset`, are left out.
         """
         plans = plans or {}
         places: dict[str, int] = {}
@@ -105,7 +106,9 @@ class SinkColumns:
         return cls(places, topic, dict(plans))
 
     def batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows of a DataFrame's batch in the form of `schema()`."""
+        """Return the rows of a DataFrame's batch in the form of `schema()`; columns with a plan are encoded. SinkError
+        for a row without a topic, a header without a key, or a value that its schema does not take.
+        """
         import pyarrow as pa  # noqa: PLC0415
 
         rows = batch.num_rows
@@ -129,8 +132,8 @@ class SinkColumns:
         return made
 
     def _encoded(self, name: str, column: pa.Array) -> pa.Array:
-        """Return a column in bytes if it has a plan, else as it is; SinkError for a value that its schema does not
-        take.
+        """Return the column `name` in bytes if it has a plan, else as it is. SinkError for a value that its schema does
+        not take.
         """
         if name not in self.plans:
             return column
@@ -143,8 +146,8 @@ class SinkColumns:
             raise SinkError(f"leave the row out, or change it or the schema: the column {name}: {error}") from None
 
     def batches(self, rows: Iterable[Sequence[Any]]) -> Iterable[pa.RecordBatch]:
-        """Yield batches in the form of `schema()` from rows that come one by one, as a Spark without Arrow writers
-        gives them.
+        """Yield batches of up to 4096 rows, in the form of `schema()`, from rows that come one by one, as a Spark
+        without Arrow writers gives them. SinkError as `batch` raises it.
         """
         held: list[Sequence[Any]] = []
         for row in rows:
@@ -167,7 +170,9 @@ class SinkColumns:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value in the form that pyarrow takes for the types of `schema()`."""
+    """Return a value of a row of PySpark in the form that pyarrow takes for the types of `schema()`: times with a zone,
+    headers as dicts, bytes.
+    """
     if isinstance(value, datetime):
         return value.astimezone()  # a row's time has no zone and is that of the process
     if isinstance(value, str):

@@ -58,7 +58,8 @@ class KopDataSource(DataSource):
 
     def schema(self) -> StructType | str:
         """Return the columns of a read, all nullable: those of Spark's Kafka source, then `headers` and `metadata` if
-        they are wanted, and those of a decoder. With formats `key` and `value` have the types of their schemas.
+        they are wanted, and those of a decoder. With formats `key` and `value` have the types of their schemas: then
+        registries are asked, the plan of the columns is kept for the reader, and OptionError says what is wrong.
         """
         options = {name.lower(): value for name, value in self.options.items()}
         own = self._own_columns()
@@ -79,7 +80,9 @@ class KopDataSource(DataSource):
         return fields + more
 
     def _planned(self) -> Any:
-        """Return the plan of the typed columns, None if there are none."""
+        """Return the plan of the typed columns, for which schema registries are asked; None if all columns are bytes.
+        OptionError if an option or a schema is wrong.
+        """
         from kop.spark.typed_columns import plan_columns  # noqa: PLC0415 (pyarrow is not needed without them)
 
         try:
@@ -98,14 +101,19 @@ class KopDataSource(DataSource):
         return StructType([StructField(*column) for column in (*COLUMNS, *more)])
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of a batch query; OptionError says which option is wrong."""
+        """Return the reader of a batch query. OptionError, which names the option, if one is wrong, or if the user's
+        schema has other columns than the options give.
+        """
         from kop.spark.reader import KopBatchReader  # noqa: PLC0415 (pyarrow is not needed to tell a schema)
 
         options = batch_options(self.options)
         return KopBatchReader(options, self._checked(schema, options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the reader of a streaming query; OptionError says which option is wrong."""
+        """Return the reader of a streaming query: one that takes Spark's limits with PySpark 4.2 and later, else the
+        plain one. OptionError, which names the option, if one is wrong or cannot be kept with this PySpark, or if the
+        user's schema has other columns than the options give.
+        """
         from kop.spark.reader import KopPlainStreamReader  # noqa: PLC0415
 
         options = stream_options(self.options)
@@ -122,8 +130,8 @@ class KopDataSource(DataSource):
         return KopLimitedStreamReader(options, columns)
 
     def _checked(self, schema: StructType, options: ReadOptions) -> Any:
-        """Return the object that makes the decoded or typed columns; None if all columns are bytes. OptionError if the
-        user's schema has other columns than the options give.
+        """Return the decoder's factory, or the plan of the typed columns with their types as Spark has them; None if
+        all columns are bytes. OptionError if the user's schema has other columns than the options give.
         """
         own = self._own_columns()
         if options.decoder is None and options.formats is None:
@@ -146,11 +154,13 @@ class KopDataSource(DataSource):
         return planned.of_types({name: arrow_type(schema[name].dataType) for name in typed})
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
-        """Return the writer of a batch query."""
+        """Return the writer of a batch query. OptionError or SinkError if an option, a column or a schema is wrong, or
+        if the query overwrites instead of appending.
+        """
         return import_module("kop.spark.writer").make_writer(dict(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:
-        """Return the writer of a streaming query."""
+        """Return the writer of a streaming query. OptionError or SinkError if an option, column or schema is wrong."""
         return import_module("kop.spark.writer").make_stream_writer(dict(self.options), schema, overwrite)
 
 

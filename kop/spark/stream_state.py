@@ -79,7 +79,10 @@ class StreamState:
         self._target: Offsets | None = None
 
     def initial(self) -> Offsets:
-        """Return the offsets at which a new query starts; the same each time it is asked."""
+        """Return the offsets at which a new query starts; the same each time it is asked. MissingTopicError if a topic
+        or partition that an option names does not exist, OptionError if the starting option does not fit the
+        partitions.
+        """
         if self._initial is None:
             self._discover(strict=True)
             self._initial, self._at_latest = find_start(self._lookup, self._options, self._partitions.keys())
@@ -92,11 +95,12 @@ class StreamState:
         self._target = self._ask_latest(self._partitions)
 
     def next_end(self, start: Offsets | None = None, *, limited: bool = True) -> Offsets:
-        """Return the offsets at which the next batch ends; those of `start` if there is nothing to read.
+        """Return the offsets at which the next batch ends; those of `start` if there is nothing to read. With `limited`
+        the options' limits of a batch count.
 
         Without `start` the batch goes on where the last one ended, according to earlier calls of this method or of
-        `ranges`; without such calls the query is a new one. Waits up to IDLE_SECONDS if the last call found nothing
-        new, either.
+        `ranges`; without such calls the query is a new one. If the call before found nothing new, this one waits until
+        0.1 s have passed since then; if a log has become shorter than `start` says, up to 3 s for it to be there again.
         """
         start = start if start is not None else self._reached
         start = self.initial() if start is None else start
@@ -111,8 +115,10 @@ class StreamState:
         return dict(self._reached)
 
     def ranges(self, start: Offsets, end: Offsets) -> list[OffsetRange]:
-        """Return the ranges of offsets that a batch reads. Partitions that `start` does not have are read from their
-        first offset on.
+        """Return the ranges of offsets that a batch reads, from `start` up to `end`, and remember `end` as where the
+        query stands. Partitions that `start` does not have are read from their first offset on. DataLossError, or a
+        warning with failOnDataLoss off, if partitions or records between the two are gone, or the two have no partition
+        in common.
         """
         self._reached = end
         if self._is_first(start):  # and may have been planned by a driver that found an earlier latest
@@ -168,11 +174,11 @@ class StreamState:
     # -- the end of the logs
 
     def _discover(self, read: Collection[TopicPartition] = (), *, strict: bool = False) -> None:
-        """Look for the partitions of the read; one that was known and is gone, or whose topic is another one now, is
-        lost data.
+        """Look for the partitions of the read, and keep them. One that was known and is gone, or whose topic is another
+        one now, is lost data, and so is a named topic that is missing; with `strict` that is MissingTopicError.
 
         A server may not have heard yet of partitions that another one knows: of those that were there, or that `read`
-        names, it is believed after SETTLE_SECONDS that they are gone.
+        names, it is believed after 3 s that they are gone.
         """
         known = {*self._partitions, *read}
         partitions, missing = settle_partitions(
@@ -239,7 +245,9 @@ class StreamState:
         return latest
 
     def _known_ends(self, bound: Bound, partitions: Collection[TopicPartition]) -> Offsets:
-        """Return the stop offsets of those partitions that have one already: a stop time may still be to come."""
+        """Return the stop offsets of those partitions, now or in earlier calls, that have one already; they are kept. A
+        stop time may still be to come: such a partition is asked for again by the next call.
+        """
         left = [p for p in partitions if p not in self._ends]
         if left:
             asked = bound.only(left) if self._ends_asked else bound
@@ -268,8 +276,9 @@ class StreamState:
         return self._within_bytes(begin, end, options.max_bytes_per_trigger) if options.max_bytes_per_trigger else end
 
     def _within_bytes(self, begin: Offsets, end: Offsets, most: int) -> Offsets:
-        """Return offsets at which the batch takes about `most` bytes, supposing that all records of a log have the same
-        size.
+        """Return offsets at which the batch from `begin` takes about `most` bytes, and none behind `end`, supposing
+        that all records of a log have the same size. The servers are asked for the sizes of the logs;
+        AuthorizationError, with the option's name, if the user may not.
         """
         new = [p for p, offset in end.items() if offset > begin[p]]
         if not new:

@@ -71,8 +71,8 @@ def _tells_query_ids(frame: Any) -> bool:
 
 
 def _query_id(batch: Any) -> str:
-    """Return the id of the streaming query that calls a batch function; it stays the same when the query is started
-    again.
+    """Return the id of the streaming query that calls the function of `foreachBatch` with this batch; it stays the same
+    when the query is started again. ValueError if Spark does not tell it.
     """
     query_id = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
     if not query_id:

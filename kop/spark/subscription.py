@@ -32,18 +32,19 @@ class OffsetLookup(Protocol):
     """The questions of a read to the servers; `kop.client.read_client.ReadClient` answers them."""
 
     def topics(self, names: Collection[str] | None) -> dict[str, TopicMetadata]:
-        """Return those topics of these names that exist, or all topics."""
+        """Return those topics of these names that exist, by name, or all topics if `names` is None."""
 
     def list_offsets(self, wanted: Mapping[TopicPartition, int], isolation: int) -> Offsets:
-        """Return for each partition the first offset at or after a time, or at EARLIEST or LATEST; -1 if no record is
-        that late.
+        """Return for each partition the first offset at or after a time (ms since the epoch), or at EARLIEST or LATEST;
+        -1 if no record is that late. With `isolation` 1 (read committed) LATEST is before the first record of an open
+        transaction, with 0 it is the end of the log.
         """
 
     def log_sizes(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the bytes of each log as its server tells; 0 if it does not."""
+        """Return the bytes that each partition's log takes, as its server tells; 0 if it does not."""
 
     def server_configs(self, names: Collection[str]) -> dict[str, str]:
-        """Return those of the named settings that a server has and tells."""
+        """Return the values of those of the named settings that a server has and tells this user."""
 
 
 class MissingTopicError(Exception):
@@ -59,8 +60,8 @@ def find_partitions(
     now: Callable[[], float] = clock.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Partitions:
-    """Return all partitions of the read, in order. MissingTopicError if a topic or partition that an option names does
-    not exist.
+    """Return all partitions of the read, in order of topic and number. MissingTopicError if a topic or partition that
+    an option names does not exist, which is believed after looking for it for 3 s.
     """
     partitions, missing = settle_partitions(lookup, options, now, sleep)
     if missing:
@@ -77,10 +78,11 @@ def settle_partitions(
     known: Collection[TopicPartition] = (),
     given_up: Collection[str] = (),
 ) -> tuple[Partitions, tuple[str, ...]]:
-    """Return all partitions of the read, in order, and the names of those that an option names and that do not exist.
+    """Return all partitions of the read, in order of topic and number, and the names of those topics and partitions
+    that an option names and that do not exist.
 
-    A server may not have heard of new ones yet. So `known` partitions, and named ones that are not in `given_up`, are
-    looked for again for SETTLE_SECONDS.
+    A server may not have heard of new ones yet. So the servers are asked again, every 0.1 s for up to 3 s, while one of
+    the `known` partitions is missing, or a named one that is not in `given_up`. `now` is a clock in seconds.
     """
     end = now() + SETTLE_SECONDS
     while True:
@@ -127,7 +129,9 @@ def find_ranges(
     """Return the ranges that a batch query reads: each partition, as it is now, from its starting offset to its ending
     one.
 
-    DataLossError if an option names an offset behind the end of a log.
+    An ending offset behind the end of a log is cut to that end. DataLossError if an option names an offset behind the
+    end of a log, or a warning if the read goes on after lost data. MissingTopicError if a topic or partition that an
+    option names does not exist; OptionError as `resolve_start` and `resolve_end` raise it.
     """
     partitions = find_partitions(lookup, options, now, sleep)
     ending = options.ending or Bound("endingOffsets", everywhere=LATEST)
@@ -149,8 +153,9 @@ def find_ranges(
 
 
 def resolve_start(lookup: OffsetLookup, options: ReadOptions, partitions: Collection[TopicPartition]) -> Offsets:
-    """Return the offset at which reading starts in each partition. OptionError if the option names other partitions, or
-    a time after the last record while late starts are not allowed.
+    """Return the offset at which reading starts in each partition, by the read's starting option. A partition without a
+    record as late as the option's time starts at the end of its log, if the read allows late starts; else OptionError.
+    OptionError also if the option names other partitions than these.
     """
     return find_start(lookup, options, partitions)[0]
 
@@ -158,7 +163,9 @@ def resolve_start(lookup: OffsetLookup, options: ReadOptions, partitions: Collec
 def find_start(
     lookup: OffsetLookup, options: ReadOptions, partitions: Collection[TopicPartition]
 ) -> tuple[Offsets, set[TopicPartition]]:
-    """Return what `resolve_start` returns, and the partitions that start at the end of their logs, which moves."""
+    """Return the offset at which reading starts in each partition, as `resolve_start` does, and the partitions that
+    start at the end of their logs, which moves.
+    """
     bound = options.starting
     starts = find_offsets(lookup, options, bound, partitions)
     late = [p for p, offset in starts.items() if offset < 0]
@@ -176,8 +183,9 @@ def find_start(
 def resolve_end(
     lookup: OffsetLookup, options: ReadOptions, bound: Bound, partitions: Collection[TopicPartition]
 ) -> Offsets:
-    """Return, for each partition, the offset at which reading ends, which is the first that is not read. It is the end
-    of the log if no record is as late as the option's time. OptionError if the option names other partitions.
+    """Return, for each partition, the offset at which reading ends, which is the first that is not read. It is the
+    present end of the log if no record is as late as the option's time. OptionError if the option names other
+    partitions than these.
     """
     ends = find_offsets(lookup, options, bound, partitions)
     open_end = [p for p, offset in ends.items() if offset < 0]
@@ -187,9 +195,11 @@ def resolve_end(
 def find_offsets(
     lookup: OffsetLookup, options: ReadOptions, bound: Bound, partitions: Collection[TopicPartition]
 ) -> Offsets:
-    """Return the offset that `bound` names in each partition; -1 if no record is that late.
+    """Return the offset that `bound` names in each partition, for which the servers, or Pulsar, are asked; -1 if no
+    record is as late as its time.
 
-    OptionError if `bound` names other partitions than these.
+    OptionError if `bound` names other partitions than these; MessageBoundError if the offset of a message cannot be
+    had.
     """
     isolation = options.fetch.isolation
     if bound.everywhere is not None:

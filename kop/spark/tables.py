@@ -50,7 +50,8 @@ def sql(spark: Any, text: str, options: Mapping[str, Any]) -> Any:
 
 
 def make_view(reader: Any, name: str, options: Mapping[str, str], watermark: str = "") -> None:
-    """Make the view of a topic. `reader` is `spark.read`, or `spark.readStream` for a streaming view.
+    """Make, or replace, the session's temporary view of the topic that `options` subscribe, under the name `name`.
+    `reader` is `spark.read`, or `spark.readStream` for a streaming view.
 
     `watermark`: COLUMN DELAY, for a streaming view. A nested COLUMN becomes a column of its own, under the last part of
     its name.
@@ -94,9 +95,9 @@ def latest(frame: Any) -> Any:
     """Return the newest row of each key of a read, without those that were deleted.
 
     The newest is the one of the highest offset; of a key in several partitions, the one of the latest timestamp among
-    their newest. A row whose value is null deletes its key, unless it is null because its record is bad. Rows without
-    a key are left out. A streaming DataFrame needs `outputMode("complete")`, for update mode does not tell a sink which
-    rows are gone; there a key is one of its partition.
+    their newest. A row whose value is null deletes its key, unless it is null because its record is bad. Rows without a
+    key are left out. In a streaming DataFrame the same key in two partitions is two keys, with a row each; and it needs
+    `outputMode("complete")`, for update mode does not tell a sink which rows are gone.
     """
     columns = frame.columns
     row = functions.struct(*[functions.col(_quoted(name)) for name in columns])

@@ -41,8 +41,8 @@ class TypedPlan:
         return {name: plan.sql for name, plan in self.plans.items()}
 
     def of_types(self, kinds: Mapping[str, pa.DataType]) -> TypedPlan:
-        """Return the plan for columns of these types, as Spark has them. OptionError if the schemas give other
-        types.
+        """Return the plan for columns of these types, by column, as Spark has them. OptionError if a schema gives
+        another type than that.
         """
         made = {}
         for name, plan in self.plans.items():
@@ -70,8 +70,9 @@ class TypedRows:
         self._readers = {name: columns.reader_of(of_column) for name, of_column in plan.plans.items()}
 
     def add(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows with typed columns in place of bytes, without the column `schemaVersion`. A bad record raises
-        RecordDecodeError, unless bad records are to be null: then the column `decodeError` is added.
+        """Return the rows with typed columns in place of bytes, without the column `schemaVersion`. The first bad
+        record raises RecordDecodeError; but if bad records are to be null (mode=PERMISSIVE), the column `decodeError`
+        is added, with the text of the error, null for good rows.
         """
         made, versions = batch, None
         if SCHEMA_VERSION in batch.schema.names:
@@ -136,7 +137,9 @@ def schema_source(
     name: str, formats: Formats, topic: str | None, connection: ConnectionOptions, *, writing: bool = False
 ) -> columns.SchemaSource:
     """Return the place of the schema of the column `name`. `topic` is None if the rows are of several topics: then
-    OptionError, unless an option names the schema or its subject.
+    OptionError, unless an option names the schema or its subject. The gateway is asked for the topic's full name if
+    Pulsar has the schema and the name is short; OptionError if it does not tell it. `writing`: also a schema that is
+    given needs a subject.
     """
     wanted = formats.columns[name]
     source = columns.SchemaSource(
@@ -170,7 +173,9 @@ def _full_name(topic: str, connection: ConnectionOptions) -> str:
 
 
 def server_configs(connection: ConnectionOptions) -> Mapping[str, str]:
-    """Return the settings of the gateway that say how topics are named in Pulsar."""
+    """Return those settings that the gateway tells this user of how topics are named, and offsets made, in Pulsar. A
+    connection is made for it, and closed.
+    """
     client = read_client(connection.settings, connection.patience_ms)
     try:
         return client.server_configs(SETTINGS)

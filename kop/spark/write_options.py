@@ -115,7 +115,9 @@ class WriteOptions:
 
 
 def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
-    """Return the options of `df.write` or of `df.writeStream`; OptionError says which option is wrong."""
+    """Return the options of `df.write` or, with `streaming`, of `df.writeStream`. OptionError, which says what to do,
+    if one is unknown, wrong, missing or contradicts another.
+    """
     given = Given(options)
     connection = connection_options(given)
     topic = given.take("topic", text, "") or None

@@ -59,11 +59,16 @@ class Write:
     """The function that makes the transactions through which an exactly-once task writes."""
 
     def batch(self, rows: Iterable[pa.RecordBatch]) -> Written:
-        """Write the rows of a task of a batch query; return the message for the driver."""
+        """Write the rows of a task of a batch query, and return the message for the driver: how many rows, and if an
+        earlier attempt had written them. The rows are durable, or their transaction has ended, when this returns.
+        """
         return self._write(rows, None, None)
 
     def stream(self, rows: Iterable[pa.RecordBatch]) -> Written:
-        """Write the rows of a task of a streaming query; return the message for the driver."""
+        """Write the rows of a task of a streaming query, and return the message for the driver: how many rows, and if
+        an earlier attempt had written them. For an exactly-once sink Spark has to tell the task the number of its
+        batch, and the query's id unless exactlyOnceId is set; else SinkError.
+        """
         context = _context()
         query, batch = context.getLocalProperty(QUERY_PROPERTY), context.getLocalProperty(BATCH_PROPERTY)
         return self._write(rows, query, None if batch is None else int(batch))
@@ -132,8 +137,9 @@ class _Connected:
 
 
 def _at_least_once(options: WriteOptions, rows: Iterable[pa.RecordBatch]) -> int:
-    """Write rows as an idempotent producer. Its producer id is kept for the process: brokers need not know one for each
-    task.
+    """Write rows as an idempotent producer, and return how many there were. The producer, with its producer id, is kept
+    for the next tasks of the process: brokers need not know one for each task. If a task fails, the connection and the
+    producer are given up.
     """
     count = 0
     with _Connected(options) as connected:
@@ -157,11 +163,15 @@ class BatchWriter(DataSourceArrowWriter):
         self._write = write
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Write the rows of a task to topics; return the message for the driver."""
+        """Write the rows of a task to topics, and return the message for the driver with their number. SinkError for a
+        row that cannot be written.
+        """
         return self._write.batch(map(self._write.columns.batch, iterator))
 
     def commit(self, messages: list[Any]) -> None:
-        """Check that all promised tasks of an exactly-once batch wrote; their records are durable already."""
+        """Raise SinkError if the batch was written exactly once, and by another number of tasks than exactlyOnceTasks
+        says. Nothing else is to be done: the records are durable already.
+        """
         exactly_once = self._write.options.exactly_once
         _check_tasks(exactly_once, messages, 0 if exactly_once is None else exactly_once.batch or 0)
 
@@ -172,7 +182,9 @@ class _StreamEnd:
     _write: Write
 
     def commit(self, messages: list[Any], batchId: int) -> None:
-        """Check that all promised tasks of an exactly-once batch wrote; their records are durable already."""
+        """Raise SinkError if the batch was written exactly once, and by another number of tasks than exactlyOnceTasks
+        says. Nothing else is to be done: the records are durable already.
+        """
         _check_tasks(self._write.options.exactly_once, messages, batchId)
 
     def abort(self, messages: list[Any], batchId: int) -> None:
@@ -186,7 +198,9 @@ class ArrowStreamWriter(_StreamEnd, _ArrowStreamBase):
         self._write = write
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Write the rows of a task, which come as Arrow batches; return the message for the driver."""
+        """Write the rows of a task, which come as Arrow batches, and return the message for the driver with their
+        number. SinkError for a row that cannot be written.
+        """
         return self._write.stream(map(self._write.columns.batch, iterator))
 
 
@@ -199,13 +213,16 @@ class RowStreamWriter(_StreamEnd, DataSourceStreamWriter):
         self._write = write
 
     def write(self, iterator: Iterator[Any]) -> Written:
-        """Write the rows of a task, which come one by one; return the message for the driver."""
+        """Write the rows of a task, which come one by one, and return the message for the driver with their number.
+        SinkError for a row that cannot be written.
+        """
         return self._write.stream(self._write.columns.batches(iterator))
 
 
 def _check_tasks(wanted: ExactlyOnce | None, messages: list[Any], batch: int) -> None:
-    """Raise SinkError for an exactly-once batch with another number of tasks than promised: the next one might have
-    more, with rows in other tasks.
+    """Raise SinkError for an exactly-once batch that was written by another number of tasks, one of `messages` each,
+    than `wanted` says: the next batch might have more, with rows in other tasks. None for `wanted` is no exactly-once
+    sink.
 
     A task is not told how many others there are, so this is found out when the batch is written.
     """
@@ -219,7 +236,9 @@ def _check_tasks(wanted: ExactlyOnce | None, messages: list[Any], batch: int) ->
 
 
 def make_write(options: Mapping[str, str], schema: Any, *, streaming: bool) -> Write:
-    """Return the settings and columns that the tasks of a write need; OptionError or SinkError says what is wrong."""
+    """Return the settings and columns that the tasks of a write need; for columns with formats, schema registries are
+    asked. OptionError or SinkError says what is wrong.
+    """
     made = write_options(options, streaming=streaming)
     fields = [(field.name, field.dataType.simpleString()) for field in schema.fields]
     return Write(made, SinkColumns.of(fields, made.topic, _plans(made, schema)))
@@ -242,15 +261,17 @@ def _plans(options: WriteOptions, schema: Any) -> dict[str, WritePlan]:
 
 
 def make_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> BatchWriter:
-    """Return the writer of a batch query; OptionError or SinkError says what is wrong."""
+    """Return the writer of a batch query; OptionError or SinkError says what is wrong. SinkError also for `overwrite`,
+    since a topic cannot be overwritten.
+    """
     if overwrite:
         raise SinkError('write with .mode("append"): a topic cannot be overwritten')
     return BatchWriter(make_write(options, schema, streaming=False))
 
 
 def make_stream_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> Any:
-    """Return the writer of a streaming query; OptionError or SinkError says what is wrong. In complete mode each batch
-    is written whole.
+    """Return the writer of a streaming query; OptionError or SinkError says what is wrong. `overwrite` is complete
+    mode, in which the rows of each batch are written behind those of the last one.
     """
     write = make_write(options, schema, streaming=True)
     if write.columns.plans and not HAS_ARROW_STREAMS:

@@ -211,7 +211,7 @@ class Broker(Startable):
         """Answer the next `times` requests of an API with an error, and do nothing else for them; None: all of them.
 
         Both go by Kafka's names: `broker.fail("Produce", "NOT_LEADER_OR_FOLLOWER", times=2)`. `heal` ends it. Faults of
-        one API come one after the other. ValueError for a name that Kafka does not have.
+        one API come one after the other. ValueError for a name that Kafka does not have, and for `times` below 1.
         """
         __tracebackhide__ = True
         requests = self._running().requests

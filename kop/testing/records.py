@@ -76,8 +76,9 @@ def by_partition(given: Iterable[Given], partitions: int) -> Mapping[int, list[K
 
 
 async def append(log: PartitionLog, records: Sequence[KafkaRecord]) -> list[KafkaRecord]:
-    """Append records to a partition; return them with partition, offset and the timestamp that they were sent with, the
-    present time for those without one. Raises the KopError of the log if it refuses them.
+    """Append records to a partition; return them with partition, offset and the timestamp that they are stored with,
+    which is the present time for those without one, and for all if the log stamps records itself. Raises the KopError
+    of the log if it refuses them.
     """
     appended: list[KafkaRecord] = []
     for begin in range(0, len(records), _AT_ONCE):
@@ -93,6 +94,8 @@ async def append(log: PartitionLog, records: Sequence[KafkaRecord]) -> list[Kafk
             for at, item in enumerate(part)
         )
         result = await log.append(batch, read_header(batch), now_ms=now)
+        if result.log_append_time >= 0:
+            part = [replace(item, timestamp=result.log_append_time) for item in part]
         appended += [replace(item, partition=log.index, offset=result.base_offset + at) for at, item in enumerate(part)]
     return appended
 

@@ -92,6 +92,8 @@ class _Fault:
     """A fault for the next `times` requests of an API, or for all of them: an error, or some seconds to wait."""
 
     def __init__(self, code: ErrorCode | None, seconds: float, times: int | None) -> None:
+        if times is not None and times < 1:
+            raise ValueError(f"times has to be 1 or more, or None for all requests, not {times}")
         self.code = code
         self.seconds = seconds
         self.times = times
@@ -115,13 +117,13 @@ class WatchedRequests(RequestPipeline):
 
     def fail(self, api: str, error: str, times: int | None) -> None:
         """Answer the next `times` requests of an API with an error, and do nothing else for them; None: all of them.
-        ValueError for a name of an API or an error that Kafka does not have.
+        ValueError for a name of an API or an error that Kafka does not have, and for less than one request.
         """
         self._faults.setdefault(api_key(api), []).append(_Fault(error_code(error), 0.0, times))
 
     def delay(self, api: str, seconds: float, times: int | None) -> None:
         """Let the next `times` requests of an API, or with None all, wait for `seconds` before anything is done for
-        them. ValueError for a name of an API that Kafka does not have.
+        them. ValueError for a name of an API that Kafka does not have, and for less than one request.
         """
         self._faults.setdefault(api_key(api), []).append(_Fault(None, seconds, times))
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from support.faulty_engine import FaultyLog, FaultyStore
 from support.waiting import until
 
+from kop import clock
 from kop.coordination.state_log import StateLog, StateTopic
 from kop.errors import ErrorCode as E
-from kop.errors import KopError
+from kop.errors import InternalError, KopError
 from kop.records.batch import iter_batches
 
 MIB = 1 << 20
@@ -113,6 +115,26 @@ async def test_a_fault_after_one_write_keeps_no_other_from_hearing() -> None:
     await until(lambda: writer.ended == [(2, E.NONE)])
 
 
+async def test_a_topic_made_again_without_one_of_its_partitions_leaves_the_partitions_of_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = await FaultyStore().open()
+    log = StateLog(engine, StateTopic("__state", 3, {}), lambda: 1_700_000_000_000)
+    await log.open()
+    keys = {key: log.partition_of(key) for key in "abcdef"}
+    await engine.topics.delete(log.topic_id)
+    again = await engine.topics.create("__state", 3, {}, internal=True)
+    with monkeypatch.context() as patch:
+        find = engine.log
+        patch.setattr(engine, "log", lambda topic_id, index: None if index == 1 else find(topic_id, index))
+        with pytest.raises(InternalError, match="partition 1 of __state is missing"):
+            await log.reopen()
+    assert log.partitions == 3
+    assert {key: log.partition_of(key) for key in keys} == keys
+    await log.reopen()
+    assert log.topic_id == again.topic_id
+
+
 async def test_a_follower_takes_what_anybody_writes_and_everything_after_a_failure() -> None:
     writer = Writer()
     log = await writer.open()
@@ -141,3 +163,34 @@ async def test_a_follower_takes_what_anybody_writes_and_everything_after_a_failu
     assert follower.age == 0
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_log_that_never_rests_is_looked_at_and_not_read_from_its_beginning_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    writer = Writer()
+    log = await writer.open()
+    partition = writer.partition()
+    now, looks, ages = 1000.0, 0, []
+
+    async def refresh() -> None:
+        nonlocal looks
+        looks += 1
+
+    monkeypatch.setattr(clock, "monotonic", lambda: now)
+    monkeypatch.setattr(partition, "sole_writer", False)
+    monkeypatch.setattr(partition, "refresh", refresh)
+    taken: list[bool] = []
+    follower = log.follower(0, lambda newest, everything: taken.append(everything))
+    await follower.catch_up()
+    task = asyncio.create_task(follower.follow())
+    for number in range(100):  # 40 s of the clock, in which nothing rests for half a second
+        now += 0.4
+        writer.write(number, (b"k", b"%d" % number))
+        await until(lambda: len(taken) == number + 2)  # noqa: B023 - it ends within this turn
+        ages.append(follower.age)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert taken == [True] + [False] * 100
+    assert max(ages) <= 1.0
+    assert 40 <= looks <= 60

@@ -29,10 +29,13 @@ def test_the_short_form_has_no_names() -> None:
     ]
     assert shown(of, 2) == [
         ("", "PLAINTEXT", "127.0.0.1:4", "a:10", False),
+        ("", "PLAINTEXT", "[::1]:4", "a:10", False),
         ("", "PLAINTEXT", "127.0.0.1:1", "a:10", True),
         ("", "PLAINTEXT", "[::1]:1", "a:10", True),
     ]
     assert between_brokers(of, endpoints(of)) == 0
+    of = settings(listen="127.0.0.1:1,[::1]:1", advertise="a:7,b:8")
+    assert [told for _, _, _, told, _ in shown(of, 0)] == ["a:8", "b:9", "a:8", "b:9"]
 
 
 def test_named_listeners() -> None:
@@ -51,7 +54,7 @@ def test_named_listeners() -> None:
         ("OUTSIDE", "SASL_SSL", "*:9094", "kafka.example:9094", False),
         ("INSIDE", "PLAINTEXT", "127.0.0.1:9193", "", False),
         ("OUTSIDE", "SASL_SSL", "*:9093", "kafka.example:9094", True),
-        ("INSIDE", "PLAINTEXT", "127.0.0.1:9192", "", True),
+        ("INSIDE", "PLAINTEXT", "127.0.0.1:9192", "*:9193", True),
     ]
 
 

@@ -79,6 +79,26 @@ async def test_beyond_its_bound_appends_are_refused_until_there_is_room_again() 
     await engine.close()
 
 
+async def test_a_memory_with_plenty_of_room_is_not_full_because_one_batch_is_too_large(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings = settings_of(MemorySettings, kop_memory_bytes=4 << 20, maintain=False)
+    engine = await open_engine(policy=policy_of, settings=settings)
+    log = await make(engine)
+    await fill(log, "x" * (1 << 20))
+    with refused(ErrorCode.KAFKA_STORAGE_ERROR) as failure:
+        await append(log, batch(["y" * (3 << 20)]))
+    assert "has no room for a batch of 3145" in failure.value.message
+    assert [line.getMessage() for line in caplog.records] == [failure.value.message]
+    assert engine.healthy is None
+    await fill(log, *["x" * (1 << 20)] * 2)
+    with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+        await append(log, batch(["y" * (3 << 20)]))
+    assert engine.healthy is not None
+    assert [line.getMessage() for line in caplog.records][1:] == [engine.healthy]
+    await engine.close()
+
+
 async def test_a_refused_batch_of_an_idempotent_producer_may_come_again() -> None:
     engine = await engine_of(1)
     log = await make(engine)

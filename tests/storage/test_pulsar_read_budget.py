@@ -91,6 +91,27 @@ async def test_where_all_are_read_from_the_next_one_waits_its_turn() -> None:
     assert pool.bound.held == 80
 
 
+async def test_nobody_overtakes_a_reader_that_waits() -> None:
+    pool = Pool()
+    first, second = await pool.open("one"), await pool.open("two")
+    large, small = asyncio.ensure_future(pool.open("large", 90)), asyncio.ensure_future(pool.open("small", 10))
+    await settle()
+    assert not large.done()
+    assert not small.done()
+    first.end()  # room for the small one, and not for the large one, which keeps its turn
+    await settle()
+    late = asyncio.ensure_future(pool.open("late", 10))
+    await settle()
+    assert [task.done() for task in (large, small, late)] == [False, False, False]
+    second.end()
+    await settle()
+    assert [task.done() for task in (large, small, late)] == [True, True, False]
+    assert pool.bound.held == 100
+    large.result().end()
+    await settle()
+    assert late.done()
+
+
 async def test_a_turn_that_is_given_up_goes_to_the_next() -> None:
     pool = Pool()
     first, _ = await pool.open("one"), await pool.open("two")

@@ -185,3 +185,12 @@ def test_names_that_kafka_does_not_have_are_refused(kop_broker: Broker) -> None:
         kop_broker.fail("Produce", "NOT_LEADER")
     with pytest.raises(ValueError, match="no error 'NONE'"):
         kop_broker.fail("Produce", "NONE")
+
+
+def test_faults_for_no_request_are_refused(kop_broker: Broker) -> None:
+    for times in 0, -1:
+        with pytest.raises(ValueError, match=f"times has to be 1 or more, or None for all requests, not {times}"):
+            kop_broker.fail("Produce", "NOT_LEADER_OR_FOLLOWER", times)
+        with pytest.raises(ValueError, match="times has to be 1 or more"):
+            kop_broker.delay("Produce", 0.0, times)
+    assert produced(kop_broker, b"served") is None

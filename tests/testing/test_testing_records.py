@@ -39,6 +39,13 @@ def test_a_client_reads_what_was_seeded(kop_broker: Broker) -> None:
     assert messages[4].timestamp()[1] == 1_700_000_000_000
 
 
+def test_a_log_that_stamps_records_itself_tells_its_time(kop_broker: Broker) -> None:
+    kop_broker.create_topic("t", 1, {"message.timestamp.type": "LogAppendTime"})
+    stored = kop_broker.produce("t", ["now", KafkaRecord(b"old", timestamp=1_700_000_000_000)])
+    assert stored == kop_broker.records("t")
+    assert stored[0].timestamp == stored[1].timestamp != 1_700_000_000_000
+
+
 def test_records_are_placed_as_kafkas_producer_places_them(kop_broker: Broker) -> None:
     kop_broker.create_topic("t", partitions=4)
     stored = kop_broker.produce("t", [(f"k{i}", "v") for i in range(50)] + [KafkaRecord(b"here", partition=3)])

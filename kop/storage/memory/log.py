@@ -44,6 +44,8 @@ _log = logging.getLogger(__name__)
 
 _BATCH_BYTES: Final = 230
 """The bytes that a batch takes beside its own: the objects that hold it, and its place in the log."""
+_LEAST_ROOM: Final = 1 << 20
+"""The bytes of room below which a memory that refuses a batch is full: about Kafka's default of max.message.bytes."""
 
 
 class LogMemory:
@@ -61,27 +63,31 @@ class LogMemory:
         """The reason why batches are refused now, in one line; None while they are accepted."""
         if self.closed:
             return "the storage engine is closed"
-        if self._full:
-            return (
-                f"the memory for records is full: {self.used >> 20} of {self.max_bytes >> 20} MiB are in use;"
-                " raise kop.memory.bytes, lower retention.ms or retention.bytes, or delete topics"
-            )
-        return None
+        return self._text("is full") if self._full else None
+
+    def _text(self, problem: str) -> str:
+        return (
+            f"the memory for records {problem}: {self.used >> 20} of {self.max_bytes >> 20} MiB are in use;"
+            " raise kop.memory.bytes, lower retention.ms or retention.bytes, or delete topics"
+        )
 
     def refusal(self, size: int, *, unbounded: bool) -> BackendError | None:
         """Return KAFKA_STORAGE_ERROR if a batch of `size` bytes cannot be accepted now, else None; 0 bytes are a batch
         that is not stored. If `unbounded`, only a closed engine refuses.
 
-        If the memory is full, `problem` says so from then on, and a line is logged, now and then while that lasts.
+        A line is logged, now and then while that lasts. If the memory is full, `problem` says so from then on. It is
+        not full if batches of usual size have room, and a larger one is refused.
         """
         if self.closed:
             return BackendError(self.problem or "")
         if size and not unbounded:
-            self._full = self.used + size + _BATCH_BYTES > self.max_bytes
-            if self._full:
-                if self._repeats.say("full", clock.monotonic()) is not None:
-                    _log.warning("%s", self.problem)
-                return BackendError(self.problem or "")
+            room = self.max_bytes - self.used - _BATCH_BYTES
+            self._full = room < min(size, _LEAST_ROOM)
+            if size > room:
+                text = self.problem or self._text(f"has no room for a batch of {size} bytes")
+                if self._repeats.say("full" if self._full else "large", clock.monotonic()) is not None:
+                    _log.warning("%s", text)
+                return BackendError(text)
         return None
 
     def take(self, size: int, batches: int) -> None:
