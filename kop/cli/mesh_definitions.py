@@ -37,7 +37,9 @@ file_argument = click.argument("file", type=click.Path(exists=True, dir_okay=Fal
 
 @contextmanager
 def _requests(server: AskedServer) -> Iterator[TopicRequests]:
-    """Yield the requests to the leader. An error in the block ends the command with one line."""
+    """Yield an object that asks the leader of the workers for changes of meshes; it is closed behind the block. An
+    error of a client or of a package in the block ends the command with one line.
+    """
     from kop.client.errors import ClientError, UnreachableError
     from kop.functions.packages import PackageError
     from kop.functions.topic_requests import TopicRequests
@@ -53,11 +55,13 @@ def _requests(server: AskedServer) -> Iterator[TopicRequests]:
 def checked_mesh(
     file: str, connection: tuple[str, str | None, str], cores: int | None = None, *, looks_at_code: bool
 ) -> AskedServer:
-    """Check a mesh's file by what its server has, and return the server. Mistakes end the command; what else its author
-    should know is told.
+    """Check a mesh's file by what its server has, and return the server. Mistakes in the file, a mesh without parts,
+    and a server that does not answer end the command; the mistakes that are seen without a server go first. What else
+    the author of the file should know is told on stderr.
 
     `connection` are the options --bootstrap, --client-config and --topic-namespace; `cores` is the number of tasks that
-    may run at once; None: as many as are needed.
+    may run at once; None: as many as are needed. `looks_at_code`: True if the code of functions is imported, in
+    processes of its own.
     """
     from kop.mesh.nodes import MeshError
 
@@ -83,7 +87,9 @@ def checked_mesh(
 
 
 def name_of(mesh: str) -> str:
-    """Return the full name of a mesh, which may be given by its file."""
+    """Return the full name of a mesh, which may be given by its file or by its name; a name without tenant and
+    namespace is one of public/default. A usage error if the file has mistakes, or a name that ends as a file's is none.
+    """
     from kop.functions.topics import TopicNames
     from kop.mesh import records
     from kop.mesh.file import read_mesh
@@ -216,7 +222,10 @@ def _there(server: AskedServer, name: str) -> tuple[MeshDefinition, dict[str, De
 
 
 def _changes(there: MeshDefinition, text: str, server: AskedServer) -> list[dict[str, Any]]:
-    """Return the rows that show what changes if the mesh becomes that of the file's text."""
+    """Return the rows that show what changes if the mesh `there` becomes that of the file's text: of what, its name,
+    the change. If this version of kop cannot read the mesh that is there, that is told on stderr, and the one row says
+    that the mesh is made anew. Code is not compared.
+    """
     from kop.mesh.definition import WHERE, defined_mesh
     from kop.mesh.diff import changes
     from kop.mesh.file import read_mesh
@@ -240,7 +249,10 @@ def _changes(there: MeshDefinition, text: str, server: AskedServer) -> list[dict
 def _changed(
     kind: str, what: str, mesh: str, part: str, as_json: bool, connection: tuple[str, str | None, str]
 ) -> None:
-    """Ask for a change of an existing mesh, and print the outcome."""
+    """Ask for a change (`kind`: start, stop or restart) of an existing mesh or of its `part`, and print `what` has
+    become of it. After a stop, wait at most 40 s until a driver has carried it out; else tell if the mesh has no
+    driver. A mesh that is not there, a refusal, and a stop that takes longer end the command with one line.
+    """
     name, server = name_of(mesh), asked_server(*connection)
     with _requests(server) as asking:
         there, _ = _there(server, name)
@@ -254,7 +266,9 @@ def _changed(
 
 
 def _wait_until_stopped(settings: dict[str, Any], patience: float, name: str, part: str, revision: int | None) -> None:
-    """Wait until a driver of the mesh, if there is one, has stopped it, or its part. `revision` is that of the stop."""
+    """Wait until a driver of the mesh, if there is one, has stopped it, or has taken up the stop of its `part`: its
+    report has the revision of the stop, `revision`, or a later one. Ends the command with one line after 40 s.
+    """
     from kop.mesh import records
 
     end = clock.monotonic() + STOP_SECONDS
@@ -269,7 +283,9 @@ def _wait_until_stopped(settings: dict[str, Any], patience: float, name: str, pa
 
 
 def _state_change(kind: str, done: str, short: str, text: str) -> click.Command:
-    """Return a command that asks for a change of a mesh, or of a part; `done` says what has become of that then."""
+    """Return the command `kop mesh KIND`, which asks for a change of a mesh, or of one part of it; `done` says what has
+    become of that then, `short` and `text` are its help.
+    """
 
     @click.command(kind, short_help=short, help=text)
     @mesh_argument

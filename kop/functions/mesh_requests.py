@@ -76,8 +76,10 @@ def _made(mesh: MeshDefinition, offset: int, request: Request) -> MeshDefinition
 
 
 def _switched(offset: int, request: Request, there: MeshDefinition) -> MeshDefinition:
-    """Return the mesh as a stop, start or restart makes it, as a whole or in one part. _RefusedError for another kind
-    of request, or if it has no such part.
+    """Return the mesh as a stop, start or restart makes it. Without a part, a stop stops the mesh, and the others start
+    it with all parts; with one, a stop or start concerns that part alone, and a restart starts the mesh, too, if it is
+    stopped. After a restart the part, or all, begin anew. _RefusedError for another kind of request, or if the mesh has
+    no such part.
     """
     if request.kind not in {"stop", "start", "restart"}:
         raise _RefusedError(WRONG, f"there is no such request for a mesh: {request.kind}")
