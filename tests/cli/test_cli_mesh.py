@@ -138,6 +138,10 @@ def check_changes(mesh: OnBroker, path: Path) -> None:
     assert f"{NAME}: updated (revision" in mesh.ok("update", str(path), "--no-code", "--yes")
     assert f"{NAME}: nothing changes" in mesh.ok("update", str(path), "--no-code", "--yes")
     assert "has no part boom; it has bang, shout" in mesh("restart", "loud", "boom").stderr
+    assert "has no part boom; it has bang, shout" in mesh("stop", "loud", "boom").stderr
+    assert f"{NAME}: bang stopped" in mesh.ok("stop", "loud", "bang")
+    assert json.loads(mesh.ok("get", "loud", "--json"))["stopped_parts"] == ["bang"]
+    assert f"{NAME}: bang started" in mesh.ok("start", "loud", "bang")
     assert f"{NAME}: stopped" in mesh.ok("stop", "loud")
     assert json.loads(mesh.ok("list", "--json"))[0]["state"] == "stopped"
     assert f"{NAME}: started" in mesh.ok("start", "loud")
