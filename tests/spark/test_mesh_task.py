@@ -501,6 +501,24 @@ def test_rates_of_edges_are_told_by_what_groups_have_done(meshes: Meshes) -> Non
     )
 
 
+def test_the_rate_of_an_edge_is_that_of_partitions_that_are_in_both_answers(meshes: Meshes) -> None:
+    meshes.broker.create_topic("in35", partitions=3)
+    settings = {"bootstrap_servers": [meshes.broker.bootstrap]}
+    edge, part = ("a", "in35"), ReadingPart("a", "rates35", ("in35",))
+    first, second, third = ("in35", 0), ("in35", 1), ("in35", 2)
+    with closing(EdgeRates(settings)) as rates, closing(WriteClient(settings, 20.0)) as writer:
+        writer.commit("rates35", {first: 10, third: 1000})
+        rates.rates([part], 0.0)
+        writer.commit("rates35", {first: 30, second: 5000})
+        committed = rates._writer.committed
+
+        def without_open(group: str, places: Any, may_be_open: Any) -> Any:
+            return {place: done for place, done in committed(group, places, may_be_open).items() if place != third}
+
+        rates._writer.committed = without_open  # type: ignore[method-assign]
+        assert rates.rates([part], 10.0) == {edge: 2.0}
+
+
 def test_what_is_before_a_record_that_ended_a_process_is_committed_first(meshes: Meshes) -> None:
     meshes.broker.create_topic("in12", partitions=1)
     deadly = "def process(text: str) -> str:\n    if text == 'x':\n        raise KeyboardInterrupt\n    return text\n"

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from kop.client.offsets import TopicPartition
+from kop.client.offsets import Offsets, TopicPartition
 from kop.client.read_client import ReadClient
 from kop.client.write_client import WriteClient
 
@@ -36,7 +36,7 @@ class EdgeRates:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._reader = ReadClient(settings, int(PATIENCE_SECONDS * 1000))
         self._writer = WriteClient(settings, PATIENCE_SECONDS)
-        self._past: deque[tuple[float, dict[tuple[str, str], int]]] = deque(maxlen=KEPT)
+        self._past: deque[tuple[float, dict[tuple[str, str], Offsets]]] = deque(maxlen=KEPT)
         self._ask_at = float("-inf")
 
     def close(self) -> None:
@@ -50,8 +50,9 @@ class EdgeRates:
         server if the last question is 5 s old; the rate is that between the oldest and the newest of the last 3
         answers.
 
-        A pair that is not in both is left out, and there are none if fewer than 2 answers have come. `now` is in
-        seconds of the monotonic clock.
+        Only partitions that are in both are compared: others were in an open transaction. A pair with no such
+        partition is left out, and there are none if fewer than 2 answers have come. `now` is in seconds of the
+        monotonic clock.
         """
         if not parts:
             return {}
@@ -62,21 +63,25 @@ class EdgeRates:
         if len(self._past) < 2:
             return {}
         (before, first), (after, last) = self._past[0], self._past[-1]
-        return {edge: max(0, done - first[edge]) / (after - before) for edge, done in last.items() if edge in first}
+        rates: dict[tuple[str, str], float] = {}
+        for edge, done in last.items():
+            if both := done.keys() & first.get(edge, {}).keys():
+                rates[edge] = max(0, sum(done[place] - first[edge][place] for place in both)) / (after - before)
+        return rates
 
-    def _done(self, parts: Sequence[ReadingPart]) -> dict[tuple[str, str], int]:
-        """Return the sum of the offsets that the group of each part has committed in the partitions of each topic, by
-        the full name of the part and the topic. Partitions whose offset an open transaction holds are left out.
+    def _done(self, parts: Sequence[ReadingPart]) -> dict[tuple[str, str], Offsets]:
+        """Return the offsets that the group of each part has committed in the partitions of each topic, by the full
+        name of the part and the topic. Partitions whose offset an open transaction holds are left out.
         """
         topics = self._reader.topics({topic for part in parts for topic in part.topics})
-        done: dict[tuple[str, str], int] = {}
+        done: dict[tuple[str, str], Offsets] = {}
         for part in parts:
             places: list[TopicPartition] = [
                 (topic, number) for topic in part.topics if topic in topics for number in topics[topic].leaders
             ]
             if places:
-                for (topic, _), (offset, _) in self._writer.committed(part.group, places, may_be_open=places).items():
-                    done[part.name, topic] = done.get((part.name, topic), 0) + offset
+                for place, (offset, _) in self._writer.committed(part.group, places, may_be_open=places).items():
+                    done.setdefault((part.name, place[0]), {})[place] = offset
         return done
 
 
