@@ -505,7 +505,11 @@ class MeshDriver:
             for query in current:
                 self._look_at(query, now)
             if current is self._queries and (apart := self._to_set_apart()):
-                self._set_apart(apart)
+                try:
+                    self._set_apart(apart)
+                except (ClientError, UnreachableError) as error:
+                    self._say(f"{self._name} begins anew: {error}")
+                    return False
                 current = self._queries
             self._report_if_due(now)
             self._tell_changes()
@@ -620,7 +624,8 @@ class MeshDriver:
 
     def _set_apart(self, names: set[str]) -> None:
         """Give functions components of their own: end the queries of all components, cut the mesh anew, and start those
-        that are not stopped. Sources, queries and sinks go on.
+        that are not stopped. Sources, queries and sinks go on. ClientError and UnreachableError if the server does not
+        do its part: the queries of components have ended then, and the mesh is to be begun anew.
         """
         self._say(
             f"{', '.join(sorted(names))} gets a query of its own: it has ended its worker {DEATHS} times at a record"

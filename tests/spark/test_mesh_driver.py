@@ -1,0 +1,224 @@
+"""The driver of a mesh without Spark: what becomes of queries when the server is away, parts are refused, restarted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kafka import KafkaAdminClient
+from support.waiting import wait_until
+
+from kop import clock
+from kop.client.errors import ClientError, UnreachableError
+from kop.client.write_client import WriteClient
+from kop.functions.definitions import MeshDefinition
+from kop.functions.packages import Package
+from kop.mesh import records
+from kop.mesh.file import read_mesh
+from kop.mesh.server_facts import OtherWriters
+from kop.spark.mesh.followed_mesh import DefinedMesh
+from kop.spark.mesh.planning import Planner
+from kop.testing import Broker
+from spark.pyspark_names import pyspark_names
+
+with pyspark_names():
+    from kop.spark.mesh.driver import DEATHS, MeshDriver
+    from kop.spark.mesh.parts import PartQueries
+
+TWO = """\
+name: {name}
+functions:
+- {{name: {name}-a, className: f, py: f.py, inputs: [{name}-in], output: {name}-t}}
+- {{name: {name}-b, className: f, py: f.py, inputs: [{name}-t], output: {name}-u}}
+"""
+SINK = "sinks: [{{name: {name}-s, inputs: [{name}-u], format: noop}}]\n"
+QUERY = (
+    "queries: [{{name: {name}-q, sql: select * from v, views: {{v: {{topic: {name}-u}}}}, output: {name}-w}}]\n"
+)
+
+
+class QueryOfTest:
+    """A query of Spark that runs until it is stopped, or fails."""
+
+    def __init__(self) -> None:
+        self.isActive = True
+        self.status = {"isTriggerActive": False}
+        self.recentProgress: list[dict[str, Any]] = []
+        self.failure: Exception | None = None
+
+    @property
+    def lastProgress(self) -> dict[str, Any] | None:
+        """What it has told last."""
+        return self.recentProgress[-1] if self.recentProgress else None
+
+    def read(self, batch: int, rows: int) -> None:
+        """Tell a batch."""
+        self.recentProgress.append({"batchId": batch, "numInputRows": rows, "processedRowsPerSecond": 1.0})
+
+    def exception(self) -> Exception | None:
+        """Return why it has failed."""
+        return self.failure
+
+    def stop(self) -> None:
+        """End it."""
+        self.isActive = False
+
+
+class SparkOfTest:
+    """A session whose queries do nothing."""
+
+    def __init__(self) -> None:
+        self.conf = {"spark.master": "local[8,4]"}
+        self.sparkContext = SimpleNamespace(defaultParallelism=8)
+        self.dataSource = SimpleNamespace(register=lambda _: None)
+        self.folders: list[str] = []
+        """The checkpoints of the queries of components that were started."""
+        self.queries: list[QueryOfTest] = []
+
+    @property
+    def readStream(self) -> SparkOfTest:
+        """A reader, which is a writer, too, as all that this returns."""
+        return self
+
+    load = format = queryName = writeStream = None
+
+    def start(self) -> QueryOfTest:
+        """Start a query."""
+        self.queries.append(QueryOfTest())
+        return self.queries[-1]
+
+
+def chained(spark: SparkOfTest) -> SparkOfTest:
+    def option(name: str, value: str) -> SparkOfTest:
+        if name == "checkpointLocation":
+            spark.folders.append(value)
+        return spark
+
+    made: Any = spark
+    made.format = made.queryName = lambda _: spark
+    made.load = lambda: spark
+    made.option, made.writeStream = option, spark
+    return spark
+
+
+class FollowedOfTest:
+    """The definition of a mesh, which a test changes."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        self.revision = 0
+        self.define(text)
+
+    def define(self, text: str, **fields: Any) -> None:
+        """Send another definition."""
+        self.revision += 1
+        given: dict[str, Any] = {"version": self.revision, **fields}
+        self.text = text
+        self.definition = MeshDefinition(name=self.name, text=text, revision=self.revision, **given)
+
+    def defined(self, definition: MeshDefinition) -> DefinedMesh:
+        """Return the mesh of a definition."""
+        mesh = read_mesh(definition.text, "mesh.yaml")
+        return DefinedMesh(mesh, {part.spec.fqfn: Package("f.py", b"") for part in mesh.functions})
+
+    def other_writers(self) -> OtherWriters:
+        """Return that nobody else writes."""
+        return OTHERS
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+OTHERS = OtherWriters()
+
+
+class Drive:
+    """A driver that runs on a thread."""
+
+    def __init__(self, broker: Broker, folder: Path, name: str, text: str) -> None:
+        broker.create_topic(f"{name}-in", partitions=1)
+        self.said: list[str] = []
+        self.spark = chained(SparkOfTest())
+        self.followed = FollowedOfTest(f"public/default/{name}", text.format(name=name))
+        self.driver = MeshDriver(
+            self.spark,  # type: ignore[arg-type]
+            self.followed,  # type: ignore[arg-type]
+            {"bootstrap_servers": [broker.bootstrap]},
+            20.0,
+            self.said.append,
+            properties={"bootstrap.servers": broker.bootstrap},
+            checkpoints=str(folder),
+        )
+        self.failures: list[BaseException] = []
+        self.thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            self.driver.run()
+        except BaseException as error:
+            self.failures.append(error)
+
+    def begin(self) -> None:
+        """Run the driver until its mesh runs."""
+        self.thread.start()
+        self.wait_for(lambda: self.driver.report()["state"] == records.RUNNING, "the mesh to run")
+
+    def wait_for(self, is_there: Any, what: str) -> None:
+        """Wait, but not longer than the driver runs."""
+        wait_until(lambda: is_there() or not self.thread.is_alive(), what, 30.0)
+        assert not self.failures
+        assert is_there()
+
+    def has_said(self, text: str) -> bool:
+        """Return if a line for people has this text."""
+        return any(text in line for line in self.said)
+
+    def components(self) -> list[str]:
+        """Return the names of the components that run."""
+        return [made["name"] for made in self.driver.report()["components"] if made["state"] == records.RUNNING]
+
+    def end(self) -> None:
+        """End the driver."""
+        self.driver.stop()
+        if self.thread.ident is not None:
+            self.thread.join(30.0)
+        self.driver.close(stops_queries=True)
+
+
+@pytest.fixture
+def drives(kop_shared_broker: Broker, tmp_path: Path) -> Iterator[Any]:
+    made: list[Drive] = []
+
+    def new(name: str, text: str) -> Drive:
+        made.append(Drive(kop_shared_broker, tmp_path, name, text))
+        return made[-1]
+
+    yield new
+    for drive in made:
+        drive.end()
+
+
+def test_a_mesh_is_begun_anew_if_the_server_is_away_when_a_function_is_set_apart(
+    drives: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drive = drives("apart", TWO)
+    drive.begin()
+    assert drive.components() == ["apart-a"]
+    make, away = WriteClient.make_topic, [True]
+
+    def make_topic(client: WriteClient, *given: Any, **more: Any) -> Any:
+        if away:
+            away.pop()
+            raise UnreachableError("the server has gone")
+        return make(client, *given, **more)
+
+    monkeypatch.setattr(WriteClient, "make_topic", make_topic)
+    drive.driver._ended_calls["public/default/apart-b", "x-0 offset 1"] = DEATHS
+    drive.wait_for(lambda: drive.has_said("begins anew: the server has gone"), "the failure")
+    drive.wait_for(lambda: drive.components() == ["apart-a"], "the mesh to run again")
+    drive.driver._ended_calls["public/default/apart-b", "x-0 offset 1"] = DEATHS
+    drive.wait_for(lambda: drive.components() == ["apart-a", "apart-b"], "the function to be apart")
