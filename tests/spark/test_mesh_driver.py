@@ -222,3 +222,21 @@ def test_a_mesh_is_begun_anew_if_the_server_is_away_when_a_function_is_set_apart
     drive.wait_for(lambda: drive.components() == ["apart-a"], "the mesh to run again")
     drive.driver._ended_calls["public/default/apart-b", "x-0 offset 1"] = DEATHS
     drive.wait_for(lambda: drive.components() == ["apart-a", "apart-b"], "the function to be apart")
+
+
+def test_a_part_that_starts_again_leaves_no_checkpoint_and_does_not_wait_after_a_failure(drives: Any) -> None:
+    drive = drives("again", TWO)
+    drive.begin()
+    drive.followed.define(drive.followed.text, version=1, restarts={"again-a": 2})
+    drive.wait_for(lambda: len(drive.spark.folders) == 2, "the part to start again")
+    first, second = map(Path, drive.spark.folders)
+    assert not first.exists()
+    assert second.is_dir()
+    (query,) = drive.driver._queries
+    query.failures = 10  # so that it waits for long
+    drive.spark.queries[-1].failure = ValueError("no")
+    drive.spark.queries[-1].stop()
+    drive.wait_for(lambda: drive.has_said("again-a has failed"), "the failure")
+    drive.followed.define(drive.followed.text, version=1, restarts={"again-a": 3})
+    drive.wait_for(lambda: len(drive.spark.folders) == 3, "the part to start at once")
+    drive.wait_for(lambda: drive.components() == ["again-a"], "the part to run")

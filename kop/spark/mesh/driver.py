@@ -115,6 +115,11 @@ class _Query:
         self.state, self.since_ms = state, clock.wall_ms()
         self.next_start_ms = None if seconds is None else self.since_ms + int(1000 * seconds)
 
+    def remove_checkpoint(self) -> None:
+        """Remove the folder of the checkpoint, unless that has to outlive the query."""
+        if not self.folder:
+            shutil.rmtree(self.checkpoint, ignore_errors=True)
+
     @property
     def is_done(self) -> bool:
         """True if the query was started and has ended without a failure, as the queries of `once` do."""
@@ -597,16 +602,20 @@ class MeshDriver:
 
     def _restart(self, part: str) -> None:
         """End the query that runs a part, so that `_look_at` starts it again; all queries if `part` is empty. Waits up
-        to 30 s for the tasks of each. A query that is not started, such as one that waits after a failure, is left.
+        to 30 s for the tasks of each. One that waits after a failure is started without that delay; one that is not
+        started yet, or is stopped, is left.
         """
         for query in self._queries:
             functions = [] if query.component is None else [step.spec.name for step in query.component.steps]
-            if part in {"", query.name, *functions} and query.query is not None:
+            is_begun = query.query is not None or query.next_start_ms is not None
+            if part in {"", query.name, *functions} and is_begun:
                 self._say(f"{query.name} starts again, as somebody has asked for")
                 self._hub.end_tasks(query.name)
                 self._hub.wait_until_none(END_SECONDS, query.name)
-                with suppress(Exception):
-                    query.query.stop()
+                if query.query is not None:
+                    with suppress(Exception):
+                        query.query.stop()
+                query.remove_checkpoint()
                 query.query, query.due = None, 0.0
 
     def _to_set_apart(self) -> set[str]:
@@ -638,7 +647,7 @@ class MeshDriver:
                     query.query.stop()
             if query.planner is not None:
                 query.planner.close()
-            shutil.rmtree(query.checkpoint, ignore_errors=True)
+            query.remove_checkpoint()
         self._hub.wait_until_none(END_SECONDS)
         self._alone |= names
         components = self._lay_out()
@@ -673,8 +682,7 @@ class MeshDriver:
         seconds = max(1.0, wait_seconds(query.failures + 2))
         query.query, query.due = None, now + seconds
         query.become(records.FAILED, seconds)
-        if not query.folder:
-            shutil.rmtree(query.checkpoint, ignore_errors=True)
+        query.remove_checkpoint()
         self._say(f"{query.name} has failed, and starts again in {seconds:.0f} s: {query.reason}")
 
     def _are_done(self, queries: Sequence[_Query]) -> bool:
@@ -868,8 +876,7 @@ class MeshDriver:
 
     def _remove_checkpoints(self) -> None:
         for query in self._queries:
-            if not query.folder:
-                shutil.rmtree(query.checkpoint, ignore_errors=True)
+            query.remove_checkpoint()
 
     def close(self, *, stops_queries: bool) -> None:
         """Let another driver have the mesh, and close all connections; to be called after `run`. `stops_queries`: True
