@@ -9,11 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kafka import KafkaAdminClient
 from support.waiting import wait_until
 
-from kop import clock
-from kop.client.errors import ClientError, UnreachableError
+from kop.client.errors import UnreachableError
 from kop.client.write_client import WriteClient
 from kop.functions.definitions import MeshDefinition
 from kop.functions.packages import Package
@@ -21,7 +19,6 @@ from kop.mesh import records
 from kop.mesh.file import read_mesh
 from kop.mesh.server_facts import OtherWriters
 from kop.spark.mesh.followed_mesh import DefinedMesh
-from kop.spark.mesh.planning import Planner
 from kop.testing import Broker
 from spark.pyspark_names import pyspark_names
 
@@ -36,9 +33,7 @@ functions:
 - {{name: {name}-b, className: f, py: f.py, inputs: [{name}-t], output: {name}-u}}
 """
 SINK = "sinks: [{{name: {name}-s, inputs: [{name}-u], format: noop}}]\n"
-QUERY = (
-    "queries: [{{name: {name}-q, sql: select * from v, views: {{v: {{topic: {name}-u}}}}, output: {name}-w}}]\n"
-)
+QUERY = "queries: [{{name: {name}-q, sql: select * from `{name}-u`, output: {name}-w}}]\n"
 
 
 class QueryOfTest:
@@ -141,13 +136,15 @@ class Drive:
 
     def __init__(self, broker: Broker, folder: Path, name: str, text: str) -> None:
         broker.create_topic(f"{name}-in", partitions=1)
+        self.broker = broker
+        self.settings = {"bootstrap_servers": [broker.bootstrap]}
         self.said: list[str] = []
         self.spark = chained(SparkOfTest())
         self.followed = FollowedOfTest(f"public/default/{name}", text.format(name=name))
         self.driver = MeshDriver(
             self.spark,  # type: ignore[arg-type]
             self.followed,  # type: ignore[arg-type]
-            {"bootstrap_servers": [broker.bootstrap]},
+            self.settings,
             20.0,
             self.said.append,
             properties={"bootstrap.servers": broker.bootstrap},
@@ -222,6 +219,39 @@ def test_a_mesh_is_begun_anew_if_the_server_is_away_when_a_function_is_set_apart
     drive.wait_for(lambda: drive.components() == ["apart-a"], "the mesh to run again")
     drive.driver._ended_calls["public/default/apart-b", "x-0 offset 1"] = DEATHS
     drive.wait_for(lambda: drive.components() == ["apart-a", "apart-b"], "the function to be apart")
+
+
+@pytest.fixture
+def part_queries(monkeypatch: pytest.MonkeyPatch) -> list[QueryOfTest]:
+    """The queries of sources, sinks and queries of the file that were started."""
+    started: list[QueryOfTest] = []
+
+    def start(_: PartQueries, *__: Any, **___: Any) -> QueryOfTest:
+        started.append(QueryOfTest())
+        return started[-1]
+
+    monkeypatch.setattr(PartQueries, "start", start)
+    return started
+
+
+def test_the_rows_of_a_sink_are_counted_on_after_an_update(drives: Any, part_queries: list[QueryOfTest]) -> None:
+    drive = drives("rows", TWO + SINK)
+
+    def received() -> tuple[int, int]:
+        part = drive.driver.report()["parts"][0]
+        assert part["name"] == "public/default/rows-s"
+        return part["received"], part["received_1min"]
+
+    drive.begin()
+    part_queries[0].read(4, 100)
+    assert received()[0] == 100
+    drive.followed.define(drive.followed.text)
+    drive.wait_for(lambda: len(part_queries) == 2, "the mesh to be begun anew")
+    drive.wait_for(lambda: drive.driver.report()["state"] == records.RUNNING, "the mesh to run")
+    part_queries[1].read(5, 10)
+    count, of_minute = received()
+    assert count == 110
+    assert of_minute >= 0
 
 
 def test_a_part_that_starts_again_leaves_no_checkpoint_and_does_not_wait_after_a_failure(drives: Any) -> None:

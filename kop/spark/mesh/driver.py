@@ -99,10 +99,8 @@ class _Query:
     due: float = 0.0
     """The time at which the query is started again, in seconds of the monotonic clock."""
     checkpoint: str = ""
-    rows: int = 0
-    """The rows that a source, query or sink has read since the mesh was begun last."""
     counted_batch: int = -1
-    """The last batch that is counted in `rows`."""
+    """The last batch of a source, query or sink that the driver has counted."""
     reached: Offsets = field(default_factory=dict)
     """The offsets up to which tasks have called messages that a function has to acknowledge itself, by partition."""
     is_stopped: bool = False
@@ -162,6 +160,8 @@ class MeshDriver:
         self._once = once
         self._counting = Counting()
         self._minutes = MinuteCounts()
+        self._rows: dict[str, int] = {}
+        """The rows that each source, query and sink has read since this driver began, by its full name."""
         self._cut_by: dict[str, int] = {}
         """The number of partitions of each topic when the components were cut."""
         self._partitions_looked = float("-inf")
@@ -812,22 +812,23 @@ class MeshDriver:
         ]
 
     def _part_report(self, query: _Query, part: Part) -> dict[str, Any]:
+        name = self._group(part)
         progress = None if query.query is None else query.query.lastProgress
         if query.query is not None:
             for some in query.query.recentProgress:
                 if some["numInputRows"] and int(some["batchId"]) > query.counted_batch:
                     query.counted_batch = int(some["batchId"])
-                    query.rows += int(some["numInputRows"])
-        rows = query.rows
+                    self._rows[name] = self._rows.get(name, 0) + int(some["numInputRows"])
+        rows = self._rows.get(name, 0)
         rate = 0.0 if progress is None else float(progress["processedRowsPerSecond"] or 0.0)
         return {
-            "name": self._group(part),
+            "name": name,
             "kind": part.kind,
             "component": query.name,
             "inputs": list(part.inputs),
             "inner_inputs": [],
             "output": part.outputs[0] if part.outputs else "",
-            "group": self._group(part) if part.inputs else "",
+            "group": name if part.inputs else "",
             "received": rows,
             "processed": rows,
             "rate": rate if query.query is not None and query.query.isActive else 0.0,
