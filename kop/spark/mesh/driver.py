@@ -308,14 +308,17 @@ class MeshDriver:
 
     def _begin(self) -> None:
         mesh = self._mesh
+        sources, queries, sinks = (
+            [self._of_part(part) for part in parts] for parts in (mesh.sources, mesh.queries, mesh.sinks)
+        )  # before there are planners, which would have to be closed if a part is refused
         components = self._lay_out()
         each = self._share_cores(components)
         self._spark.dataSource.register(MeshSource)
         self._queries = [
-            *(self._of_part(part) for part in mesh.sources),
+            *sources,
             *(self._of_component(component, each) for component in components),
-            *(self._of_part(part) for part in mesh.queries),
-            *(self._of_part(part) for part in mesh.sinks),
+            *queries,
+            *sinks,
         ]
         if not self._once:
             for query in self._queries:
