@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -277,6 +278,17 @@ def test_a_definition_that_is_refused_leaves_no_planners(
     drive.followed.define(f"{drive.followed.text}kopOptions: {{nosuch: '1'}}\n")
     drive.wait_for(lambda: drive.has_said("leave nosuch out of kopOptions"), "the refusal")
     assert not made
+
+
+def test_the_offsets_of_a_query_that_is_taken_out_are_deleted(drives: Any, part_queries: list[QueryOfTest]) -> None:
+    drive = drives("out", TWO + QUERY)
+    drive.begin()
+    with closing(WriteClient(drive.settings, 20.0)) as writer:
+        writer.commit("public/default/out-q", {("out-u", 0): 0})
+    assert drive.broker.committed("public/default/out-q") == {("out-u", 0): 0}
+    drive.followed.define(TWO.format(name="out"))
+    drive.wait_for(lambda: not drive.broker.committed("public/default/out-q"), "the offsets to be gone")
+    assert len(part_queries) == 1
 
 
 def test_a_part_that_starts_again_leaves_no_checkpoint_and_does_not_wait_after_a_failure(drives: Any) -> None:

@@ -458,11 +458,11 @@ class MeshDriver:
             writer.close()
 
     def _own_groups(self) -> dict[str, str]:
-        """Return, by full name, the consumer groups whose offsets are deleted when their part is gone: those of sinks,
-        and of functions with cleanupSubscription.
+        """Return, by full name, the consumer groups whose offsets are deleted when their part is gone: those of sinks
+        and queries, and of functions with cleanupSubscription.
         """
         own = {part.spec.fqfn: part.spec.group for part in self._mesh.functions if part.spec.cleanup_subscription}
-        return own | {self._group(part): self._group(part) for part in self._mesh.sinks}
+        return own | {self._group(part): self._group(part) for part in (*self._mesh.sinks, *self._mesh.queries)}
 
     def _clean(self, writer: WriteClient, before: Mapping[str, Any], own: Mapping[str, str]) -> None:
         """Delete the offsets of groups of parts that do not exist any more: those in `before` and not in `own`, unless
