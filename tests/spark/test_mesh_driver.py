@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from spark.pyspark_names import pyspark_names
 from support.waiting import wait_until
 
 from kop.client.errors import UnreachableError
@@ -22,7 +23,6 @@ from kop.mesh.server_facts import OtherWriters
 from kop.spark.mesh.followed_mesh import DefinedMesh
 from kop.spark.mesh.planning import Planner
 from kop.testing import Broker
-from spark.pyspark_names import pyspark_names
 
 with pyspark_names():
     from kop.spark.mesh.driver import DEATHS, MeshDriver
@@ -144,7 +144,7 @@ class Drive:
         self.spark = chained(SparkOfTest())
         self.followed = FollowedOfTest(f"public/default/{name}", text.format(name=name))
         self.driver = MeshDriver(
-            self.spark,  # type: ignore[arg-type]
+            self.spark,
             self.followed,  # type: ignore[arg-type]
             self.settings,
             20.0,

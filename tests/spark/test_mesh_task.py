@@ -501,7 +501,9 @@ def test_rates_of_edges_are_told_by_what_groups_have_done(meshes: Meshes) -> Non
     )
 
 
-def test_the_rate_of_an_edge_is_that_of_partitions_that_are_in_both_answers(meshes: Meshes) -> None:
+def test_the_rate_of_an_edge_is_that_of_partitions_that_are_in_both_answers(
+    meshes: Meshes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     meshes.broker.create_topic("in35", partitions=3)
     settings = {"bootstrap_servers": [meshes.broker.bootstrap]}
     edge, part = ("a", "in35"), ReadingPart("a", "rates35", ("in35",))
@@ -515,7 +517,7 @@ def test_the_rate_of_an_edge_is_that_of_partitions_that_are_in_both_answers(mesh
         def without_open(group: str, places: Any, may_be_open: Any) -> Any:
             return {place: done for place, done in committed(group, places, may_be_open).items() if place != third}
 
-        rates._writer.committed = without_open  # type: ignore[method-assign]
+        monkeypatch.setattr(rates._writer, "committed", without_open)
         assert rates.rates([part], 10.0) == {edge: 2.0}
 
 

@@ -462,7 +462,8 @@ class MeshDriver:
         and queries, and of functions with cleanupSubscription.
         """
         own = {part.spec.fqfn: part.spec.group for part in self._mesh.functions if part.spec.cleanup_subscription}
-        return own | {self._group(part): self._group(part) for part in (*self._mesh.sinks, *self._mesh.queries)}
+        others: list[Part] = [*self._mesh.sinks, *self._mesh.queries]
+        return own | {self._group(part): self._group(part) for part in others}
 
     def _clean(self, writer: WriteClient, before: Mapping[str, Any], own: Mapping[str, str]) -> None:
         """Delete the offsets of groups of parts that do not exist any more: those in `before` and not in `own`, unless
