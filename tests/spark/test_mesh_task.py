@@ -366,6 +366,24 @@ def test_functions_that_fork_and_end_their_process(meshes: Meshes) -> None:
     assert len([line for line in meshes.told if "killed" in line]) == 1, "it is told once"
 
 
+HANGS = "import time\ndef hang() -> None:\n    time.sleep(60)\ndef process(text: str) -> None:\n    hang()\n"
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_the_place_in_which_a_call_hangs_is_written_when_its_process_ends(meshes: Meshes, is_whole: bool) -> None:
+    topic = f"in36{is_whole}"
+    meshes.broker.create_topic(topic, partitions=1)
+    meshes.broker.produce(topic, ["1"])
+    work = meshes.work(meshes.step(HANGS, topic, f"out36{is_whole}", timeout_ms=300), is_whole=is_whole)
+    with closing(Planner(work)) as planner:
+        batches = [(work, share) for share in planner.shares()]
+    ended = subprocess.run(
+        [sys.executable, "-c", RUN], input=pickle.dumps(batches), check=False, timeout=180, capture_output=True
+    )
+    assert ended.returncode == 70
+    assert b"in hang" in ended.stderr, ended.stderr.decode()
+
+
 def test_a_partition_that_is_added_is_read_from_its_beginning(meshes: Meshes) -> None:
     meshes.broker.create_topic("in16", partitions=1)
     work = meshes.work(meshes.step(COUNT, "in16", "out16", state_scope="partition"))

@@ -156,12 +156,12 @@ class _Base:
         return text
 
     def _kill(self, function: str, at: _Record | None, suspect: _Record | None, reason: str) -> None:
-        """Tell the driver of a call that takes too much time or memory, write that and the stack of the present thread
-        to standard error, and end this process with code 70: the call cannot be ended otherwise.
+        """Tell the driver of a call that takes too much time or memory, write that and the stacks of all threads to
+        standard error, and end this process with code 70: the call cannot be ended otherwise.
         """
         text = self._tell_ended(function, "has to be ended", at, suspect, reason)
         sys.stderr.write(f"{text}\n")
-        faulthandler.dump_traceback(all_threads=False)
+        faulthandler.dump_traceback(all_threads=True)  # the call is in another thread than this one, which looks
         os._exit(70)
 
 
