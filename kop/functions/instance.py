@@ -151,6 +151,7 @@ class Instance:
         self._fresh: Collection[TopicPartition] = ()
         """The partitions that had no committed offset."""
         self._reached: Callable[[], Offsets] = dict
+        self._done: Callable[[], Offsets] = dict
 
     @property
     def is_stopping(self) -> bool:
@@ -162,6 +163,12 @@ class Instance:
         empty before the instance has begun. A failed record waits until a call with it has not failed.
         """
         return self._reached()
+
+    def done(self) -> Offsets:
+        """Return, by partition, the offset before which all records are done, so that they are not called again; empty
+        before the instance has begun.
+        """
+        return self._done()
 
     def query_state(self, key: str, partition: int | None = None) -> StateValue | None:
         """Return an entry of the state, None if there is none. `partition` is needed if each has a state of its own.
@@ -229,8 +236,9 @@ class Instance:
             stack.callback(self._reader.close, self._end_seconds)
             calls = self._calls(outputs, state, starts)
             stack.callback(calls.close)
-            self.stats.lag = lambda: self._lag(calls, positions)
             self._reached = lambda: {**positions, **calls.reached()}
+            self._done = lambda: {**positions, **calls.positions()}
+            self.stats.lag = self._lag
             end = batch_end(
                 spec.processing_guarantees,
                 writer,
@@ -253,10 +261,10 @@ class Instance:
         if self._failure is not None:
             raise self._failure
 
-    def _lag(self, calls: Calls | BatchCalls, starts: Offsets) -> dict[TopicPartition, int]:
+    def _lag(self) -> dict[TopicPartition, int]:
         """Return how many offsets of each partition are not done, but for partitions whose end is not known yet."""
         assert self._reader is not None
-        done = {**starts, **calls.positions()}
+        done = self._done()
         return {
             partition: max(0, end - done.get(partition, position))
             for partition, (end, position) in self._reader.ends().items()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,7 +29,7 @@ from kop.functions.reading import Taken
 from kop.functions.spec import FunctionSpec, Guarantee, InputSpec, WindowSpec
 from kop.functions.writing import Outputs
 from kop.spark.mesh import task
-from kop.spark.mesh.component import Step, TaskComponent, Work
+from kop.spark.mesh.component import Share, Step, TaskComponent, Work
 from kop.spark.mesh.edge_rates import EdgeRates, ReadingPart, edge_rate
 from kop.spark.mesh.link import DriverLink, Hub, NoDriverError
 from kop.spark.mesh.planning import Planner
@@ -457,6 +457,25 @@ def test_windows_run_as_the_function_does_elsewhere(meshes: Meshes) -> None:
     meshes.broker.produce("in9", ["1", "2"])
     meshes.drain(work)
     assert meshes.values("out9") == ["1.5"]
+
+
+@pytest.mark.parametrize(("guarantee", "is_over"), [(ONCE, True), (Guarantee.MANUAL, False)])
+def test_a_batch_of_a_whole_component_ends_at_its_planned_ends_under_steady_input(
+    meshes: Meshes, guarantee: Guarantee, is_over: bool
+) -> None:
+    place = ("in37", 0)
+    work = meshes.work(meshes.step(A.format(""), "in37", "out37", processing_guarantees=guarantee), is_whole=True)
+    whole = task._WholeTask(work, Share(0, (place,), {place: 7}))
+    done = {place: 6}
+    started = threading.Event()
+    started.set()
+    instance: Any = SimpleNamespace(
+        started=started, done=lambda: done, stats=SimpleNamespace(lag=lambda: {place: 5}), partitions=[place]
+    )
+    assert not whole._is_over(instance)
+    done[place] = 7
+    assert whole._is_over(instance) == is_over, "what is not acknowledged would be called again"
+    whole._link.close()
 
 
 def test_offsets_where_functions_are_cut_and_joined(meshes: Meshes) -> None:

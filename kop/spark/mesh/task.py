@@ -369,22 +369,22 @@ class _WholeTask(_Base):
     def _is_over(self, instance: Instance) -> bool:
         """Return if the batch is to end; False until the instance has begun.
 
-        If the batch has a time alone, it ends with that. If it has ends, it ends when no partition has lag: all is
-        committed. With MANUAL and a time it takes both. With MANUAL, ends and `once` it ends when all up to the planned
-        ends was called, acknowledged or not.
+        If the batch has a time, it ends with that; if it has planned ends, when all before them is done. With MANUAL no
+        partition may have lag then, either: all is acknowledged. With MANUAL, ends and `once` it ends when all before
+        the planned ends was called, acknowledged or not.
         """
         if not instance.started.is_set():
             return False
         ends, is_manual = self._share.ends, self._component.guarantee is Guarantee.MANUAL
-        if is_manual and self._work.once and ends is not None:
-            reached = instance.reached()
-            return all(reached.get(place, 0) >= end for place, end in ends.items())
-        is_late = clock.monotonic() >= self._end
-        if ends is None and not is_manual:
-            return is_late
+        if ends is None:
+            is_due = clock.monotonic() >= self._end
+        else:
+            offsets = instance.reached() if is_manual and self._work.once else instance.done()
+            is_due = all(offsets.get(place, 0) >= end for place, end in ends.items())
+        if not is_due or not is_manual or (self._work.once and ends is not None):
+            return is_due
         lag = instance.stats.lag()
-        is_drained = len(lag) == len(instance.partitions) and not any(lag.values())
-        return is_drained and (ends is not None or is_late)
+        return len(lag) == len(instance.partitions) and not any(lag.values())
 
 
 def _before(taken: Taken, end: int) -> Taken:
