@@ -15,6 +15,8 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from kop.spark.group_progress import GroupProgress, partitions_of, progress_settings
 
 SETTLE_SECONDS: Final = 5.0
+CLOSE_SECONDS: Final = 1.0
+"""The seconds that `close` waits for the last commit."""
 
 
 class ProgressListener(StreamingQueryListener):
@@ -59,6 +61,15 @@ class ProgressListener(StreamingQueryListener):
             return
         with self._changed:
             self._changed.wait_for(lambda: not self._runs - active, SETTLE_SECONDS)
+
+    def close(self, spark: Any) -> None:
+        """Commit the progress of the last batches, for which it waits up to 6 s, and remove this listener from the
+        session.
+        """
+        self.settle(spark)
+        atexit.unregister(self.settle)
+        self._progress.close(CLOSE_SECONDS)
+        spark.streams.removeListener(self)
 
 
 def track_progress(

@@ -34,6 +34,7 @@ from kop.functions.definitions import MeshDefinition
 from kop.mesh import records
 from kop.mesh.server_facts import made_topics
 from kop.mesh.spec import Mesh, QueryPart
+from kop.spark.listener import ProgressListener
 from kop.spark.mesh.component import TaskComponent, Work
 from kop.spark.mesh.counting import Counting, MinuteCounts
 from kop.spark.mesh.cutting import components_of, topics_of
@@ -184,6 +185,8 @@ class MeshDriver:
         self._election = DriverElection(settings, patience, self._name)
         self._hub = Hub("127.0.0.1" if is_local else "", self._told, self._over, self._election.may_begin)
         self._address = host, self._hub.port
+        self._listeners: dict[str, tuple[Any, ProgressListener]] = {}
+        """The session and the listener of each query of a sink or a query of the file, by its name in Spark."""
         # of what runs now
         self._definition: MeshDefinition | None = None
         self._defined: DefinedMesh | None = None
@@ -362,7 +365,7 @@ class MeshDriver:
         return replace(work, suspects=suspects)
 
     def _of_part(self, part: Part) -> _Query:
-        parts = PartQueries(self._spark, self._kafka, self._mesh.kop_options)
+        parts = PartQueries(self._spark, self._kafka, self._mesh.kop_options, self._listeners)
         parts.check(part)
         trigger, group = self._trigger(part), self._group(part)
 

@@ -21,7 +21,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from kop.client.errors import ClientError
 from kop.mesh.spec import QueryPart, SinkPart, SourcePart
 from kop.spark.given import Given
-from kop.spark.listener import track_progress
+from kop.spark.listener import ProgressListener, track_progress
 from kop.spark.mesh import table_sink
 from kop.spark.mesh.part_options import Part, PartOptions
 from kop.spark.mesh.part_rows import from_rows, to_rows
@@ -41,13 +41,20 @@ _OF_TIME: Final = ("STREAMING_OUTPUT_MODE", "outputMode", "output mode", "waterm
 
 class PartQueries:
     """Starts the queries of parts in a session. `kafka` are options of `format("kop")` for the connection, `shared` are
-    those of the mesh.
+    those of the mesh. `listeners` are the sessions and listeners of queries that were started, by the name in Spark.
     """
 
-    def __init__(self, spark: Any, kafka: Mapping[str, str], shared: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        spark: Any,
+        kafka: Mapping[str, str],
+        shared: Mapping[str, str],
+        listeners: dict[str, tuple[Any, ProgressListener]],
+    ) -> None:
         self._spark = spark
         self._kafka = dict(kafka)
         self._options = PartOptions(kafka, shared)
+        self._listeners = listeners
         self._sinks: dict[str, Any] = {}
         """The last query of each sink that its format writes as a stream, by name."""
 
@@ -60,7 +67,7 @@ class PartQueries:
     def start(self, part: Part, *, checkpoint: str, trigger: Mapping[str, Any], name: str, group: str) -> Any:
         """Start the query of a part under the name `name` in Spark, with its checkpoint in the folder `checkpoint`;
         returns Spark's query. The offsets that a sink or a query has read are committed to the group `group`, so that
-        users see its progress.
+        users see its progress; a query that was started under that name before must have ended.
 
         ClientError if Spark does not take the SQL of a query, if that reads no topic, or if a sink's format does not
         take its columns; other errors of Spark as they are.
@@ -68,9 +75,10 @@ class PartQueries:
         spark = _own_session(self._spark) if isinstance(part, QueryPart) else self._spark
         with suppress(PySparkException):  # PySpark 4.0 has it already
             spark.dataSource.register(KopDataSource)
-        listener = None
+        self._untrack(name)
         if not isinstance(part, SourcePart):
             listener = track_progress(spark, group=group, options=self._kafka, query_name=name)
+            self._listeners[name] = spark, listener
         try:
             if isinstance(part, SinkPart):
                 return self._sink(spark, part, checkpoint, trigger, name)
@@ -83,11 +91,15 @@ class PartQueries:
                 rows, options=options, checkpoint=checkpoint, output_mode=mode, trigger=dict(trigger), name=name
             )
         except Exception as error:
-            if listener is not None:
-                spark.streams.removeListener(listener)
+            self._untrack(name)
             if isinstance(part, QueryPart) and isinstance(error, AnalysisException):
                 raise ClientError(f"{_remedy(part, str(error))}{error}") from None
             raise
+
+    def _untrack(self, name: str) -> None:
+        if name in self._listeners:
+            session, listener = self._listeners.pop(name)
+            listener.close(session)
 
     # -- each kind
 
