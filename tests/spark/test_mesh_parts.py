@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
 from kop import clock
 from kop.mesh import records
-from kop.spark.mesh import session
+from kop.spark.mesh import __main__, session
 from kop.spark.mesh.counting import Counting, MinuteCounts
 from kop.spark.mesh.edge_rates import edge_rate
 from kop.spark.mesh.session import cores_for, cores_of, master_of
@@ -143,3 +148,35 @@ def test_names_and_keys() -> None:
     assert records.full_name("t/n/a") == "t/n/a"
     assert records.split_key(records.key(records.REPORT, "t/n/a")) == (records.REPORT, "t/n/a")
     assert records.decode(b"no json") == {}
+
+
+def test_a_child_that_ends_while_it_is_looked_at_does_not_keep_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_text = Path.read_text
+
+    def read(path: Path) -> str:
+        if path.name == "children":
+            return "999999999 "  # no such process any more
+        return read_text(path)
+
+    monkeypatch.setattr(Path, "read_text", read)
+    stopped: list[bool] = []
+    session.end_at_once(SimpleNamespace(stop=lambda: stopped.append(True)))
+    assert stopped == [True]
+
+
+def test_a_run_is_over_though_its_session_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise OSError("no such process")
+
+    monkeypatch.setattr(__main__, "end_at_once", fail)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    monkeypatch.setattr(sys, "stderr", sys.stderr)  # which it replaces
+
+    def do(run: __main__.Run) -> int:
+        run._spark = object()
+        return 0
+
+    monkeypatch.setattr(__main__.Run, "_do", do)
+    run = __main__.Run({"mesh": "m"})
+    assert run.over.wait(10.0)
+    assert run.code == 0

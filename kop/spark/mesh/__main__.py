@@ -107,10 +107,12 @@ class Run:
             traceback.print_exc()
             self._tell_failure(repr(error))
         finally:
-            if self._spark is not None:
-                self._over_and_out()
-            self._follow_no_more()
-            self.over.set()
+            try:
+                if self._spark is not None:
+                    self._over_and_out()
+                self._follow_no_more()
+            finally:
+                self.over.set()
 
     def _fail(self, reason: str) -> None:
         say(reason)

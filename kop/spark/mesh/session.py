@@ -95,11 +95,19 @@ def end_at_once(spark: Any) -> None:
     children = [
         int(number)
         for listed in Path("/proc/self/task").glob("*/children")
-        for number in listed.read_text().split()
-        if Path(f"/proc/{number}/comm").read_text().strip() == "java"
+        for number in _text(listed).split()
+        if _text(Path(f"/proc/{number}/comm")).strip() == "java"
     ]
     for process in children:
         with suppress(OSError):
             os.kill(process, signal.SIGKILL)
     if not children:
         spark.stop()
+
+
+def _text(file: Path) -> str:
+    """Return the text of a file of a process or a thread; empty if that has ended."""
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
