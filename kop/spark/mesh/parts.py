@@ -60,6 +60,7 @@ class PartQueries:
         progress.
         """
         spark = _own_session(self._spark) if isinstance(part, QueryPart) else self._spark
+        _make_active(spark)
         with suppress(PySparkException):  # PySpark 4.0 has it already
             spark.dataSource.register(KopDataSource)
         listener = None
@@ -118,6 +119,7 @@ class PartQueries:
                 return query
 
         def append(batch: Any, _number: int) -> None:
+            _make_active(batch.sparkSession)
             batch.write.format(part.format).options(**part.options).mode("append").save()
 
         return writer.foreachBatch(append).start()
@@ -133,6 +135,13 @@ class PartQueries:
 def _is_without_streams(error: object) -> bool:
     """Return if an error says that a format takes batches alone."""
     return any(text in str(error) for text in _NO_STREAMS)
+
+
+def _make_active(spark: Any) -> None:
+    """Make a session the active one of this thread: Spark looks for formats in Python there, and not in the session
+    that a reader or a writer is of.
+    """
+    spark.createDataFrame([], "nothing INT")  # does so first of all
 
 
 def _own_session(spark: Any) -> Any:
