@@ -39,13 +39,15 @@ INTERRUPTED: Final = 130
 
 
 def say(text: str) -> None:
-    """Write a line for people."""
+    """Write a line for people to standard error, at once."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 def log_to(path: Path) -> None:
-    """Send the output of Spark and its workers to a file; the output of this process still goes to the user."""
+    """Send what Spark, its workers and functions print to a file, which is emptied first. What this process writes to
+    `sys.stderr` still goes to the user; its standard output goes to the file, too.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     sys.stderr.flush()
     sys.stderr = os.fdopen(os.dup(2), "w")
@@ -56,8 +58,8 @@ def log_to(path: Path) -> None:
 
 
 def telling(is_asked: bool) -> Callable[[dict[str, Any]], None]:
-    """Return a function that writes values as a line of JSON to what is standard output now; nothing if that is not
-    asked for.
+    """Return a function that writes values as a line of JSON to what is standard output now, even if that is sent
+    elsewhere later. The function does nothing if `is_asked` is False.
     """
     if not is_asked:
         return lambda _: None
@@ -86,7 +88,7 @@ class Run:
         threading.Thread(target=self._run, name="kop-mesh-driver", daemon=True).start()
 
     def stop(self) -> None:
-        """Ask the mesh to end. The second time, or if there is no mesh yet, end the process at once."""
+        """Ask the mesh to end, without waiting. The second time, or if no mesh runs yet, end the process: code 130."""
         if self._driver is None or self._is_stopping:
             os._exit(INTERRUPTED)
         self._is_stopping = True
@@ -179,7 +181,9 @@ class Run:
 
 
 def main(given: dict[str, Any]) -> None:
-    """Run a mesh until a signal; ends the process."""
+    """Run a mesh until a signal (SIGINT, SIGTERM), its own end or a failure, then end the process: code 0 if all that
+    was begun is committed, else 1. `given` are the values that `kop mesh run` passes on.
+    """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     for noisy in ("kafka", "py4j"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)

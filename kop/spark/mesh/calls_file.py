@@ -69,19 +69,23 @@ class CallsFile:
         new.rename(self._path)
 
     def calling(self, number: int) -> Any:
-        """Return the numbers of a function, in which who calls it puts the current record."""
+        """Return the three numbers of a function, as `kop.functions.watch` has them. They lie in the file: who calls
+        the function writes the current record into them. `number` is the function's index in `functions`.
+        """
         first = _HEAD + _CALLING * number
         return self._numbers[first : first + _CALLING]
 
     def known(self, number: int, places: Sequence[TopicPartition]) -> None:
-        """Note the partitions that the numbers of a function refer to, each by its index in `places`. `number` is that
-        of the function.
+        """Write to the file which partitions the numbers of a function refer to, each by its index in `places`.
+        `number` is the function's index in `functions`.
         """
         self._places[number] = places
         self._describe()
 
     def piece(self, place: TopicPartition, last: int) -> None:
-        """Note up to which offset (`last`) of an input partition records go through the functions now."""
+        """Note in the file that records of the input partition `place` go through the functions now, up to the offset
+        `last`, which is one of them.
+        """
         self._numbers[1] = self._inputs.index(place)
         self._numbers[2] = last
 
@@ -92,7 +96,9 @@ class CallsFile:
         return self._inputs[self._numbers[1]], self._numbers[2]
 
     def close(self) -> None:
-        """Remove the file: no call has ended the process, or the driver was told of the one that has."""
+        """Remove the file, so that nobody takes the end of this process for one in a call: no call ends it, or the
+        driver was told of the one that does.
+        """
         with suppress(OSError):
             self._path.unlink()
         self._file.close()
@@ -103,7 +109,9 @@ class CallsFile:
 
 
 def ended_calls(folder: Path, component: str) -> list[EndedCall]:
-    """Return the calls that have ended tasks of a component on this machine; each is returned once."""
+    """Return the calls in which processes with tasks of a component have ended, at most one for each process. `folder`
+    has the files of this machine; those of processes that have ended are removed, so that each call is returned once.
+    """
     calls = []
     for path in folder.glob(f"{_mark(component)}.*{_SUFFIX}"):
         with suppress(OSError, ValueError, KeyError, IndexError), path.open("r+b") as file:

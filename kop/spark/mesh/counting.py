@@ -37,19 +37,23 @@ class Counting:
         self._past: deque[tuple[float, dict[str, dict[str, int]]]] = deque()
 
     def told(self, task: Any, functions: list[Mapping[str, Any]]) -> None:
-        """Note the counts that a task has since its beginning."""
+        """Note the counts that a task has since its beginning, one mapping a function, in place of earlier ones."""
         with self._lock:
             self._live[task] = functions
 
     def over(self, task: Any) -> None:
-        """Note that a task has ended."""
+        """Note that a task has ended: its last counts stay in the sums. Nothing happens if it has told none."""
         with self._lock:
             for counts in self._live.pop(task, []):
                 name = str(counts["function"])
                 self._done[name] = _sum(self._done.get(name, {}), counts)
 
     def functions(self, now: float) -> dict[str, dict[str, Any]]:
-        """Return the counts of each function, and the records that it processes a second."""
+        """Return the counts of each function, by its full name, over all tasks since the driver began. Its `rate` is
+        the records that it processes a second, its `handed_rates` those that others hand to it, by topic: both since
+        the call of this method about 10 s ago, or since the first call, which has 0. `now` is in seconds of the
+        monotonic clock.
+        """
         with self._lock:
             totals = {name: dict(counts) for name, counts in self._done.items()}
             for told in self._live.values():
@@ -82,8 +86,9 @@ class MinuteCounts:
         self._last: dict[str, dict[str, float]] = {}
 
     def of(self, name: str, counts: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what of the counts of `name`, as they are now, was counted in the last whole minute, by the names of
-        the counts and `_1min`.
+        """Return what was counted for `name` in the last whole minute of the clock, each count under its name with
+        `_1min` behind it; all are 0 if this was not called for `name` in that minute. `counts` are the sums up to now,
+        which are kept if this is the first call of a minute.
         """
         minute = int(clock.wall() // 60)
         now: dict[str, float] = {count: counts.get(count, 0) for count in SUMS}
@@ -105,7 +110,9 @@ def _flows(counts: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _calling(before: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record that a task of a function is calling it with, if one is."""
+    """Return the record that a function is called with now, as `at`; empty if it is in no call. `before` has the counts
+    of other tasks of the function, whose record goes first, `other` those of one task.
+    """
     at = before.get("at") or other.get("at")
     return {"at": at} if at else {}
 

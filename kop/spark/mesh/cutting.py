@@ -25,10 +25,10 @@ def components_of(
     writers: Mapping[str, str] | None = None,
 ) -> list[TaskComponent]:
     """Return the components of a mesh, each behind those whose output it reads. `partitions` has the number of
-    partitions of each topic that exists, `writers` who else writes topics.
+    partitions of each topic that exists, `writers` who else writes a topic, in words.
 
-    `alone`: functions that get components of their own. ClientError if a function needs something that components do
-    not have.
+    `alone`: names, within the mesh, of functions that get components of their own. ClientError if a function needs
+    something that components do not have.
     """
     mesh = defined.mesh
     cut = planned.plan(mesh, planned.Facts(partitions, writers or {}), alone=frozenset(alone))
@@ -65,7 +65,9 @@ def _component(
 
 
 def topics_of(spec: FunctionSpec, there: Collection[str]) -> list[str]:
-    """Return the topics that a function reads; a pattern means those that are there."""
+    """Return the topics that a function reads: those that it names, and those in `there` that a pattern of its matches
+    as a whole. A pattern leaves out the function's own topics and those that begin with `__`.
+    """
     topics = [name for name, given in spec.inputs.items() if not given.is_regex]
     for pattern in [name for name, given in spec.inputs.items() if given.is_regex]:
         matching = [topic for topic in sorted(there) if re.fullmatch(pattern, topic)]
@@ -74,7 +76,7 @@ def topics_of(spec: FunctionSpec, there: Collection[str]) -> list[str]:
 
 
 def _no_state(part: FunctionPart) -> str | None:
-    """Return why a function may have no state; None if it may."""
+    """Return the reason that a function may have no state, in words; None if it may have some."""
     if part.has_state:
         return None
     return f"set stateScope of {part.spec.fqfn}: a function of a mesh has state only if its definition says of what"

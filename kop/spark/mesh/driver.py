@@ -100,7 +100,7 @@ class _Query:
     """The time at which the query is started again, in seconds of the monotonic clock."""
     checkpoint: str = ""
     rows: int = 0
-    """The rows that a source, query or sink has read since the driver began."""
+    """The rows that a source, query or sink has read since the mesh was begun last."""
     counted_batch: int = -1
     """The last batch that is counted in `rows`."""
     reached: Offsets = field(default_factory=dict)
@@ -109,13 +109,15 @@ class _Query:
     """True if it is not to run: somebody has stopped its part."""
 
     def become(self, state: str, seconds: float | None = None) -> None:
-        """Change the state; `seconds` are those until the query is started again, if it waits for that."""
+        """Set the state, and the present time as that since which it holds. `seconds` are those until the query is
+        started again; None if it does not wait for that.
+        """
         self.state, self.since_ms = state, clock.wall_ms()
         self.next_start_ms = None if seconds is None else self.since_ms + int(1000 * seconds)
 
     @property
     def is_done(self) -> bool:
-        """True if the query has ended without a failure, which those do that run once."""
+        """True if the query was started and has ended without a failure, as the queries of `once` do."""
         return self.query is not None and not self.query.isActive and self.query.exception() is None
 
 
@@ -209,14 +211,19 @@ class MeshDriver:
         return self._once or (self._defined is not None and self._mesh.trigger == "batch")
 
     def stop(self) -> None:
-        """Ask the mesh to end: `run` returns once all work that was begun is committed."""
+        """Ask the mesh to end, without waiting: `run` returns once the work that was begun is committed, for which it
+        waits up to 30 s.
+        """
         self._stopping.set()
 
     def run(self) -> bool:
-        """Run until `stop`, until the mesh is deleted, or, with `once`, until all records are done. Returns if all work
-        that was begun is committed. The mesh is this driver's until `close`.
+        """Run until `stop`, until the mesh is deleted, or, with `once`, until all records are done or another driver
+        has the mesh. Returns True if all work that was begun was committed within 30 s. The mesh is this driver's until
+        `close`.
 
-        Requests of others are carried out meanwhile: another definition, a stop, a start.
+        Requests of others are carried out meanwhile: another definition, a stop, a start. ClientError and
+        UnreachableError if the first definition cannot be run, or the server does not answer; a later definition that
+        cannot be run is told, and another one waited for.
         """
         self._topic.make()
         self._election.start()
@@ -234,8 +241,9 @@ class MeshDriver:
         return is_whole
 
     def _wait_for_turn(self) -> MeshDefinition | None:
-        """Wait until this driver is the one of the mesh and the mesh is to run, and return its definition; None if the
-        driver is to end.
+        """Wait until this driver is the one of the mesh and the mesh is to run, and return its definition; None if
+        `stop` was called or the mesh is deleted. If the definition could not be run before, waits for another one, too.
+        Says what it waits for, and reports the state each second if the mesh is this driver's.
         """
         told = ""
         since = clock.monotonic()
@@ -265,7 +273,10 @@ class MeshDriver:
     # -- its beginning
 
     def _take_up(self, definition: MeshDefinition) -> bool:
-        """Start the mesh of a definition; returns if that was possible."""
+        """Start the mesh of a definition, with all counts of ended calls at zero; returns True if it runs. False if it
+        cannot be run, so that its revision is not tried again, or the server is away, both with a line for people, or
+        if its code is not there yet. The errors of the first two are raised if no definition was taken up before.
+        """
         is_first = self._definition is None
         try:
             defined = self._followed.defined(definition)
@@ -333,7 +344,9 @@ class MeshDriver:
         return _stopped(made) if self._is_to_stand(component) else made
 
     def _is_to_stand(self, component: TaskComponent) -> bool:
-        """Return if a component has a function that is stopped, and no other one then."""
+        """Return if a component is not to be started, since a function of it is stopped: that function has the
+        component for itself.
+        """
         return any(step.spec.name in self._stopped for step in component.steps)
 
     def _with_suspects(self, work: Work) -> Work:
@@ -364,9 +377,9 @@ class MeshDriver:
         return f"{self._mesh.tenant}/{self._mesh.namespace}/{part.name}"
 
     def _share_cores(self, components: Sequence[TaskComponent]) -> int:
-        """Return the number of tasks that each component may have at once, and set if they take turns. Those that are
-        stopped take no cores. ClientError if all others are to run at all times, and there are too few cores for those
-        that the mesh is cut into.
+        """Return the number of tasks that each component may have at once, at least 1, and set if components take
+        turns. Waits for the cores of a cluster, up to 60 s. Components that are stopped take no cores. ClientError if
+        all others are to run at all times, and there are too few cores for those that the mesh is cut into.
 
         A function that is set apart while the mesh runs must not end the others: if that makes one component too many,
         they take turns, as with the trigger batch.
@@ -397,8 +410,12 @@ class MeshDriver:
                 self._say(f"made the topic {topic}")
 
     def _lay_out(self) -> list[TaskComponent]:
-        """Make the topics, set the offsets so that no record is missed or done twice, and return the components. No
-        query of the mesh runs meanwhile.
+        """Make the topics, cut the mesh into components, commit the offsets at which functions begin, so that no record
+        is missed or done twice, and return the components. To be called while no query of the mesh runs.
+
+        A function that still has records of a topic to read that others would hand to it gets a component of its own.
+        Writes both the topics that functions are called with and the groups of parts to the topic of records of meshes,
+        and deletes the offsets of groups of parts that are gone.
         """
         writer = WriteClient(self._settings, self._patience)
         reader = ReadClient(self._settings, int(self._patience * 1000))
@@ -433,12 +450,16 @@ class MeshDriver:
             writer.close()
 
     def _own_groups(self) -> dict[str, str]:
-        """Return, by full name of a part, the consumer group whose offsets are deleted if the part is."""
+        """Return, by full name, the consumer groups whose offsets are deleted when their part is gone: those of sinks,
+        and of functions with cleanupSubscription.
+        """
         own = {part.spec.fqfn: part.spec.group for part in self._mesh.functions if part.spec.cleanup_subscription}
         return own | {self._group(part): self._group(part) for part in self._mesh.sinks}
 
     def _clean(self, writer: WriteClient, before: Mapping[str, Any], own: Mapping[str, str]) -> None:
-        """Delete the offsets of groups of parts that do not exist any more: those in `before` and not in `own`."""
+        """Delete the offsets of groups of parts that do not exist any more: those in `before` and not in `own`, unless
+        a part still has the group. A group that cannot be deleted is logged and left.
+        """
         kept = {part.spec.group for part in self._mesh.functions} | set(own.values())
         for group in {str(group) for name, group in before.items() if name not in own} - kept:
             try:
@@ -447,7 +468,10 @@ class MeshDriver:
                 log.warning("delete the offsets of a part that is gone: kop groups delete %s (%r)", group, error)
 
     def _start(self, query: _Query) -> None:
-        """Start a query. The checkpoint of a component is new each time, since the offsets are those of groups."""
+        """Start a query. The checkpoint of a component is new each time, since the offsets are those of groups. A query
+        that cannot be started is marked as failed, to be started again later; with `once`, ClientError if another
+        attempt would fail as well.
+        """
         query.checkpoint = query.folder or tempfile.mkdtemp(prefix="kop-mesh-")
         query.starts += 1
         mark = f" {query.starts}" if query.component is not None else ""
@@ -465,8 +489,9 @@ class MeshDriver:
     # -- while it runs
 
     def _look_after(self) -> bool:
-        """Restart failed queries, report, and start the next phase with `once`, until the mesh changes or is to end.
-        Returns if this driver is to end.
+        """Restart failed queries, report, and with `once` start the next queries when those before them are done, until
+        the mesh is to be begun anew, stopped or ended, or another driver has it. Returns True if this driver is to end:
+        `stop` was called, or with `once` all is done or another driver has the mesh.
         """
         left = self._phases()
         current: list[_Query] = [] if self._once else self._queries
@@ -495,7 +520,9 @@ class MeshDriver:
         return True
 
     def _phases(self) -> list[list[_Query]]:
-        """Return the queries in the groups that run at the same time if each runs once to its end."""
+        """Return the queries in groups, for a mesh in which each runs once to its end: those of a group run at the same
+        time, the groups one after the other.
+        """
         components = {
             step.spec.name: query.name
             for query in self._queries
@@ -506,7 +533,9 @@ class MeshDriver:
         return [[by_name[name] for name in names] for names in phases(self._mesh, components)]
 
     def _is_changed(self) -> bool:
-        """Return if the mesh is to be changed or stopped. Restarts parts if that was asked for."""
+        """Return True if all queries have to end: the mesh was deleted, stopped or defined anew, or other parts of it
+        are to stand still than before. Else restart the parts for which somebody has asked that, and return False.
+        """
         before, now = self._definition, self._followed.definition
         assert before is not None
         if now is None or now.is_stopped:
@@ -524,7 +553,9 @@ class MeshDriver:
         return False
 
     def _has_other_topics(self, now: float) -> bool:
-        """Return if inputs have other partitions than when the components were cut, or match a pattern since."""
+        """Return if an input has more partitions than when the components were cut, or a new topic matches a pattern;
+        says which. Asks the server every 10 s, and returns False in between or if it does not answer.
+        """
         if now < self._partitions_looked + PARTITIONS_SECONDS or self._defined is None:
             return False
         self._partitions_looked = now
@@ -547,7 +578,9 @@ class MeshDriver:
         return bool(grown)
 
     def _has_other_writers(self) -> bool:
-        """Return if somebody else writes a topic within a component since the components were cut."""
+        """Return if somebody else writes a topic that goes from function to function within a component, so that the
+        components have to be cut anew; says who. False if the other writers are those of the last call.
+        """
         others = self._followed.other_writers().by_topic
         if others is self._looked_at:
             return False
@@ -559,7 +592,9 @@ class MeshDriver:
         return False
 
     def _restart(self, part: str) -> None:
-        """Restart the query that runs a part; all queries if `part` is empty."""
+        """End the query that runs a part, so that `_look_at` starts it again; all queries if `part` is empty. Waits up
+        to 30 s for the tasks of each. A query that is not started, such as one that waits after a failure, is left.
+        """
         for query in self._queries:
             functions = [] if query.component is None else [step.spec.name for step in query.component.steps]
             if part in {"", query.name, *functions} and query.query is not None:
@@ -571,7 +606,9 @@ class MeshDriver:
                 query.query, query.due = None, 0.0
 
     def _to_set_apart(self) -> set[str]:
-        """Return the functions whose calls ended their worker too often, and with it the work of others."""
+        """Return the names of the functions that have ended their worker twice at the same record and share a component
+        with other functions.
+        """
         guilty = {name for (name, _), count in list(self._ended_calls.items()) if count >= DEATHS}
         return {
             step.spec.name
@@ -582,7 +619,9 @@ class MeshDriver:
         }
 
     def _set_apart(self, names: set[str]) -> None:
-        """Give functions components of their own, and start all components again."""
+        """Give functions components of their own: end the queries of all components, cut the mesh anew, and start those
+        that are not stopped. Sources, queries and sinks go on.
+        """
         self._say(
             f"{', '.join(sorted(names))} gets a query of its own: it has ended its worker {DEATHS} times at a record"
         )
@@ -606,7 +645,10 @@ class MeshDriver:
                 self._start(query)
 
     def _look_at(self, query: _Query, now: float) -> None:
-        """Restart a query that has failed, once its delay is over."""
+        """Start a query that is not running, once its delay is over. If it has ended, mark it as failed, to be started
+        again later, unless it has ended well with `once`. If it has run for 180 s, forget its failures. A stopped one
+        is left.
+        """
         if query.is_stopped:
             return
         if query.query is None:
@@ -631,7 +673,9 @@ class MeshDriver:
         self._say(f"{query.name} has failed, and starts again in {seconds:.0f} s: {query.reason}")
 
     def _are_done(self, queries: Sequence[_Query]) -> bool:
-        """Return if none of these queries has anything left to do."""
+        """Return if none of these queries has anything left to do, and no task of the mesh runs. A component is done
+        when its groups have committed all, or its function was called with all that it has to acknowledge itself.
+        """
         for query in queries:
             if query.planner is None:
                 if not query.is_done:
@@ -687,13 +731,17 @@ class MeshDriver:
             log.warning("the report of %s is written again in a moment: %s", self._name, error)
 
     def _tell_changes(self, waits: str = "") -> None:
-        """Tell whose state has changed; `waits` says why this driver does not run the mesh."""
+        """Give the state of the mesh and its components to `changed` if they differ from what it was given last.
+        `waits` says why this driver does not run the mesh; empty if it does.
+        """
         revision = None if self._definition is None else self._definition.revision
         state, reason = (records.WAITING, waits) if waits else (self._state, self._reason)
         self._states.look(state, reason, revision, ((q.name, q.state, q.reason) for q in self._queries))
 
     def report(self) -> dict[str, Any]:
-        """Return the state of the mesh and its parts, as plain values."""
+        """Return the state of the mesh and its components, counts and rates of its parts, and rates of its edges, as
+        plain values. The counts are kept for the rates of the next report.
+        """
         counts = self._counting.functions(clock.monotonic())
         parts = [part | self._minutes.of(part["name"], part) for part in self._part_reports(counts)]
         return {
@@ -775,8 +823,12 @@ class MeshDriver:
     # -- its end
 
     def _end(self, is_over: bool) -> bool:
-        """Let all tasks commit what they have begun, then end the queries; returns if all did so in time. `is_over` is
-        False if the driver goes on: the mesh has stopped then only if that was asked for, or another driver has it.
+        """Tell all tasks to commit what they have begun and to end, and wait for that, up to 30 s; returns True if all
+        have. Batches of sources, queries and sinks get 1 s. Spark's queries themselves are left to `_end_queries`.
+
+        Reports all queries as stopped, unless another driver has the mesh, and the mesh as starting if it begins anew,
+        else as stopped. It does not begin anew if the driver ends (`is_over`), another one has it, or it is to be
+        stopped or deleted.
         """
         for query in self._queries:
             self._hub.end_tasks(query.name)
@@ -799,7 +851,9 @@ class MeshDriver:
         return is_whole
 
     def _end_queries(self) -> None:
-        """End the queries, so that others can start; reports still name them."""
+        """End the queries of the mesh in Spark, so that others can start, and remove the checkpoints of components.
+        Reports still name the queries.
+        """
         for query in self._queries:
             if query.query is not None:
                 with suppress(Exception):
@@ -813,8 +867,9 @@ class MeshDriver:
                 shutil.rmtree(query.checkpoint, ignore_errors=True)
 
     def close(self, *, stops_queries: bool) -> None:
-        """Let another driver have the mesh, after `run`. With `stops_queries` end the queries first, since the session
-        goes on; else it has ended: what its queries had not finished is done again by who comes next.
+        """Let another driver have the mesh, and close all connections; to be called after `run`. `stops_queries`: True
+        if the session goes on, so that the queries are ended first; False if Spark has ended, and what its queries had
+        not finished is done again by the next driver.
         """
         if stops_queries:
             self._end_queries()
@@ -826,15 +881,15 @@ class MeshDriver:
 
 
 def _stopped(query: _Query) -> _Query:
-    """Return the query as one that is not to run."""
+    """Return a copy of the query that is marked as stopped, so that it is not started."""
     return replace(query, is_stopped=True, state=records.STOPPED)
 
 
 def checkpoints_folder() -> Path:
-    """Return the default folder of the checkpoints of sources and sinks."""
+    """Return the default folder of the checkpoints of sources, queries and sinks, below the user's XDG_DATA_HOME."""
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "kop" / "meshes"
 
 
 def _counts(reader: ReadClient) -> dict[str, int]:
-    """Return the number of partitions of each topic that is not internal."""
+    """Return the number of partitions of each topic that the server does not call internal."""
     return {name: len(topic.leaders) for name, topic in reader.topics(None).items() if not topic.internal}

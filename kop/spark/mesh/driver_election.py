@@ -46,11 +46,13 @@ class DriverElection:
         self._over = threading.Event()
 
     def start(self) -> None:
-        """Join the group in which the drivers of a mesh decide which one runs it."""
+        """Begin to join the group in which the drivers of a mesh decide which one runs it; a thread does that, again
+        and again if it fails.
+        """
         self._membership.start()
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the group, so that another driver can have the mesh; waits 1 s for it at most."""
         self._over.set()
         self._membership.close(1.0)
         with suppress(Exception):
@@ -58,21 +60,25 @@ class DriverElection:
 
     @property
     def is_mine(self) -> bool:
-        """True if this driver is the one that runs the mesh, as far as it knows."""
+        """True if this driver is the one that runs the mesh, as far as it knows; the server is not asked."""
         return self._membership.holding() is not None
 
     @property
     def is_lost(self) -> bool:
-        """True if another driver runs the mesh."""
+        """True if another driver runs the mesh, as the server told the members of the group last."""
         return not self.is_mine and any(peer.holds and peer.client_id != self._me for peer in self._membership.peers())
 
     def who(self) -> str:
-        """Return who runs the mesh, or why nobody does, in words."""
+        """Return the driver that runs the mesh (host, process id and a random part); if none is known, the reason that
+        this driver is not in the group, or "nobody yet".
+        """
         others = [peer.client_id for peer in self._membership.peers() if peer.holds]
         return others[0].removeprefix(_PREFIX) if others else self._membership.failure or "nobody yet"
 
     def may_begin(self) -> bool:
-        """Return if the server says that this driver runs the mesh; waits up to BEGIN_SECONDS for its answer."""
+        """Return if this driver runs the mesh and the server has said so within the last 2 s. Asks the server again for
+        up to 20 s until it does; False sooner if another driver runs the mesh, or this one is closed.
+        """
         end = clock.monotonic() + BEGIN_SECONDS
         while not self._over.is_set() and clock.monotonic() < end and not self.is_lost:
             if self._is_sure():

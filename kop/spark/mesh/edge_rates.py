@@ -46,7 +46,13 @@ class EdgeRates:
                 client.close()
 
     def rates(self, parts: Sequence[ReadingPart], now: float) -> dict[tuple[str, str], float]:
-        """Return the messages a second of each part and topic; pairs of which too little is known yet are left out."""
+        """Return the messages a second of each part and topic, by the full name of the part and the topic. Asks the
+        server if the last question is 5 s old; the rate is that between the oldest and the newest of the last 3
+        answers.
+
+        A pair that is not in both is left out, and there are none if fewer than 2 answers have come. `now` is in
+        seconds of the monotonic clock.
+        """
         if not parts:
             return {}
         if now >= self._ask_at:
@@ -59,7 +65,9 @@ class EdgeRates:
         return {edge: max(0, done - first[edge]) / (after - before) for edge, done in last.items() if edge in first}
 
     def _done(self, parts: Sequence[ReadingPart]) -> dict[tuple[str, str], int]:
-        """Return the sum of the offsets that each part has committed in each topic."""
+        """Return the sum of the offsets that the group of each part has committed in the partitions of each topic, by
+        the full name of the part and the topic. Partitions whose offset an open transaction holds are left out.
+        """
         topics = self._reader.topics({topic for part in parts for topic in part.topics})
         done: dict[tuple[str, str], int] = {}
         for part in parts:
@@ -73,7 +81,8 @@ class EdgeRates:
 
 
 def edge_rate(part: Mapping[str, Any], topic: str, rates: Mapping[tuple[str, str], float]) -> float | None:
-    """Return the messages a second that go along an edge; None if that is not known.
+    """Return the messages a second that go from a topic to a part that reads it; None if that is not known. `part` is
+    what the driver reports of the part, `rates` is what `EdgeRates.rates` has returned.
 
     A part with one input counts them itself, and so does one of several inputs for the topics that other functions of
     its component hand over. For other topics it is the rate of the offsets that its group commits, in which markers of

@@ -12,8 +12,11 @@ from kop.mesh.spec import Mesh
 
 
 def phases(mesh: Mesh, components: Mapping[str, str]) -> list[list[str]]:
-    """Return the parts in groups that run at the same time: sources first, sinks last, each query between what it reads
-    and what reads it. `components` has the component of each function; those with no query between them run together.
+    """Return names in groups: those of a group run at the same time, the groups one after the other. Sources come
+    first, sinks last, each query between what it reads and what reads it.
+
+    A function is there by the name of its component, which `components` has by the function's; any other part by its
+    own. Components with no query between them are in one group.
     """
     graph = Graph(mesh.parts)
     kinds = {components.get(part.name, part.name): part.kind for part in mesh.parts}

@@ -13,7 +13,9 @@ _ERROR: Final = re.compile(r"^(?:: |Caused by: )?(?:[\w.]+\.)?(\w*(?:Error|Excep
 
 
 def told(text: str) -> str:
-    """Return the message in a query's error: that of the failed task, without the stacks around it."""
+    """Return the reason in the text of a query's error, up to 1000 characters: the innermost error that it names, which
+    is that of the failed task, without the stacks around it; the first line if it names none.
+    """
     if "Python worker exited unexpectedly" in text:
         return "its Python worker has ended"
     errors = [f"{name}: {rest}" for name, rest in _ERROR.findall(text) if not name.startswith("Py4J")]

@@ -58,11 +58,15 @@ class FollowedMesh:
         self._registry = new_registry(settings, self._folder.name, topic_names, patience)
 
     def start(self) -> None:
-        """Begin to follow the topics, and to be ready to lead. ClientError if the topics cannot be made or read."""
+        """Begin to follow the topics of workers, and to be ready to lead the workers; returns once the topics are read
+        to their ends. ClientError if they cannot be made or read, or the server has no transactions.
+        """
         self._registry.start()
 
     def close(self) -> None:
-        """Lead no more, and stop following. Another call waits for the first one."""
+        """Lead the workers no more, stop following the topics, and remove the unpacked code. A second call waits until
+        the first one is done, and does nothing itself.
+        """
         with self._closing:
             if not self._is_closed:
                 self._is_closed = True
@@ -71,11 +75,13 @@ class FollowedMesh:
 
     @property
     def definition(self) -> MeshDefinition | None:
-        """The definition that is wanted now; None if there is no such mesh."""
+        """The definition of the mesh as this process has read it so far; None if there is no such mesh."""
         return self._registry.metadata.meshes.get(self.name)
 
     def other_writers(self) -> OtherWriters:
-        """Return who else writes topics, as the definitions say that there are now."""
+        """Return who else writes topics, of all functions and other meshes of the server, as they are defined now.
+        Returns the same object as before until a definition changes.
+        """
         metadata = self._registry.metadata
         meshes, functions = dict(metadata.meshes), dict(metadata.definitions)
         versions = tuple((name, each.version) for each_of in (meshes, functions) for name, each in each_of.items())
@@ -84,8 +90,9 @@ class FollowedMesh:
         return self._others
 
     def ensure(self, mesh: Mesh, text: str) -> None:
-        """Define the mesh as `mesh`, whose file has this text, and start it. ClientError if the leader refuses that, or
-        the definition is not seen in time.
+        """Let the leader of the workers define the mesh as `mesh`, whose file has the text `text`, and mark it as
+        started; returns once `definition` shows that. ClientError if the leader refuses it, or it is not seen here
+        within 30 s.
         """
         by = f"kop mesh run on {socket.gethostname()}"
         with TopicRequests(self._settings, self._patience, self._topic_names, by, may_lead=False) as requests:
@@ -99,8 +106,8 @@ class FollowedMesh:
             threading.Event().wait(LOOK_SECONDS)
 
     def defined(self, definition: MeshDefinition) -> DefinedMesh | None:
-        """Return the mesh of a definition with its code; None if not all of the code is there yet. ClientError if this
-        version of kop cannot run it.
+        """Return the mesh of a definition with the code of its functions; None if this process has not read all of the
+        code yet. ClientError if this version of kop cannot run the definition.
         """
         packages: dict[str, Package] = {}
         metadata = self._registry.metadata

@@ -90,7 +90,7 @@ class ReadyStep:
     """
 
     def __init__(self, step: Step, code: FunctionCode, calls_file: CallsFile, number: int) -> None:
-        """`number`: which of the functions of `calls_file` it is."""
+        """`number` is the index of the function among those of `calls_file`."""
         self.step = step
         self.spec: FunctionSpec = step.spec
         self.code = code
@@ -108,8 +108,8 @@ class ReadyStep:
         """The records that other functions have handed to it and that are committed, by topic."""
 
     def calls(self, outputs: Outputs, state: FunctionState, place: TopicPartition) -> AnyCalls:
-        """Return the object that calls the function for the records of one lane; its state is that of `place`, the
-        lane's input partition.
+        """Return a new object that calls the function for the records of one lane, and gives results to `outputs`. The
+        function gets the part of `state` that belongs to `place`, the lane's input partition.
         """
         spec, code = self.spec, self.code
 
@@ -211,14 +211,14 @@ class ChainOutputs(Outputs):
         """The offset of the input record that goes through the functions."""
 
     def taken(self, number: int) -> list[Taken]:
-        """Return the records that other functions have given to a function since the last call; `number` is that of the
-        function.
+        """Return the records that other functions have given to a function, by topic and partition, and forget them
+        here: each is returned once. `number` is the function's place in the order of calls.
         """
         records_of, self._records_for[number] = self._records_for[number], {}
         return [Taken(place, records, records[-1][0] + 1) for place, records in records_of.items()]
 
     def discard(self) -> None:
-        """Forget the outputs that were added and not written."""
+        """Forget the outputs that were added and not written, and the records that were not handed on yet."""
         super().discard()
         for records_of in self._records_for:
             records_of.clear()
@@ -298,11 +298,13 @@ class _States:
 
     @property
     def is_open(self) -> bool:
-        """True once one of them is there."""
+        """True once a function has state, so that its changes are written with each batch."""
         return any(state.is_open for state in self.all)
 
     def serve(self) -> None:
-        """Answer what other threads have asked."""
+        """Answer the questions of other threads about states. Those that have put a value get their answer from
+        `written`.
+        """
         for state in self.all:
             state.serve()
 
@@ -312,7 +314,7 @@ class _States:
             state.flush(outputs)
 
     def written(self) -> None:
-        """Note that what was flushed is committed."""
+        """Note that what `flush` added is committed, and answer the threads that have put values."""
         for state in self.all:
             state.written()
 
@@ -434,8 +436,8 @@ class Lane:
             return None
 
     def _committed(self, groups: Sequence[str], identity: Identity | None) -> dict[str, int]:
-        """Return the offset at which each group reads on; the first offset of the partition for a group that has
-        committed none.
+        """Return the offset at which each group reads on in the lane's partition: the committed one, which is waited
+        for if an open transaction holds it; the first offset of the partition for a group that has committed none.
         """
         offsets: dict[str, int] = {}
         for group in groups:
@@ -504,19 +506,24 @@ class Lane:
         )
 
     def next_due(self) -> float | None:
-        """Return the time at which a record is to be tried again; None if none is."""
+        """Return the earliest time at which a record is to be tried again, in seconds of the monotonic clock; None if
+        no record waits for that.
+        """
         times = [due for calls in self._calls if (due := calls.next_due()) is not None]
         return min(times, default=None)
 
     def feed(self, taken: Taken) -> None:
-        """Add records to process; they follow those that were added before."""
+        """Add records to process, without processing them yet; they follow those that were added before."""
         self._end.begin([taken])
         self._pending.append(taken)
         self.fed = taken.next_offset
 
     def run(self, deadline: float, stopping: Callable[[], bool]) -> None:
-        """Process records by the functions until the deadline, and write the outputs. If a record fails, what was not
-        written is done again record by record, so that only the failed record is tried again.
+        """Process the records that were fed until none is left, the deadline (seconds of the monotonic clock) is over
+        or `stopping` returns True, and write the outputs. Raises the error of a write that has failed.
+
+        If a record fails, what was not written is forgotten and done again record by record. Once the failed record is
+        met alone, this returns with `is_held` True, and `retry` goes on with it.
         """
         while self.has_work and not stopping():
             taken = self._pending.popleft()
@@ -544,7 +551,9 @@ class Lane:
         self._write()
 
     def retry(self, now: float) -> None:
-        """Call the functions again with the records that are due; once all of them are done, write the outputs."""
+        """Call the functions again with the failed records that are due at `now`, in seconds of the monotonic clock; do
+        nothing if none is. Once no record waits any more, write the outputs, and end `is_held`.
+        """
         due = self.next_due()
         if due is None or due > now:
             return
@@ -557,8 +566,9 @@ class Lane:
             self._write()
 
     def close(self, *, whole: bool) -> None:
-        """End the lane, and forget what is not written. `whole` is True if nothing has failed, so that the copies of
-        states are kept for the next batch.
+        """End the lane, and forget what is not written. Raises the error of an earlier write that has failed. `whole`
+        is True if nothing has failed: then, if nothing is unwritten, what is under way is finished, and this process
+        keeps the copies of states for the next batch.
         """
         is_clean = whole and not self._unwritten and self._failure is None
         try:
@@ -577,7 +587,7 @@ class Lane:
         self._check()
 
     def _cut(self, taken: Taken, count: int) -> Taken:
-        """Return the first `count` records; the others wait."""
+        """Return the first `count` records of `taken`; the others are put back as the next ones to process."""
         if len(taken.records) <= count:
             return taken
         rest = taken._replace(records=taken.records[count:])
@@ -585,7 +595,9 @@ class Lane:
         return Taken(taken.partition, taken.records[:count], rest.records[0][0])
 
     def _through(self, piece: Taken) -> None:
-        """Call all functions with these records, and with what the functions before them have made of those."""
+        """Call the functions that read this partition with the records of `piece`, each without those that its group
+        has done already, and all functions with what others have made of them. Nothing is written.
+        """
         self._calls_file.piece(self.place, piece.next_offset - 1)
         if piece.records:
             self._outputs.floor = piece.records[0][0]
@@ -599,7 +611,9 @@ class Lane:
         self._pump()
 
     def _pump(self) -> None:
-        """Call each function with the records that the functions before it have handed over."""
+        """Call each function, in order, with the records that earlier functions have handed over and that it was not
+        called with yet; count them.
+        """
         for number, calls in enumerate(self._calls):
             for taken in self._outputs.taken(number):
                 self._handed[number][taken.partition[0]] += len(taken.records)
@@ -609,7 +623,9 @@ class Lane:
         return any(calls.next_due() is not None for calls in self._calls)
 
     def _forget(self) -> None:
-        """Forget all results that were not written, and put their records back to be processed one at a time."""
+        """Forget all results and changes of state that were not written, and put the records they were made of back, to
+        be processed one at a time.
+        """
         self._single_until = self._unwritten[-1].next_offset
         self._pending.extendleft(reversed(self._unwritten))
         self._unwritten = []
@@ -655,7 +671,9 @@ class Lane:
 
 
 def _take_all(calls: AnyCalls, taken: Taken) -> None:
-    """Call a function with all of these records; those that wait for a failed one are kept in `calls`."""
+    """Call a function with all of these records; a failed one, and those that wait for it, are kept in `calls` for the
+    next attempt.
+    """
     records = taken.records
     if isinstance(calls, BatchCalls):
         records = batch_of(taken.partition, records)

@@ -41,17 +41,17 @@ class TaskLine:
         """The values of the last line that the task has sent."""
 
     def begin(self) -> None:
-        """Tell the task to begin."""
+        """Tell the task to begin; nothing happens if its connection has ended."""
         with suppress(OSError):
             self._connection.sendall(_BEGIN)
 
     def end(self) -> None:
-        """Tell the task to end."""
+        """Tell the task to end, and do not wait for it; nothing happens if its connection has ended."""
         with suppress(OSError):
             self._connection.sendall(b'{"end": true}\n')
 
     def cut(self) -> None:
-        """Close the connection to the task."""
+        """Cut the connection to the task, which ends the task."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
@@ -80,11 +80,13 @@ class Hub:
         threading.Thread(target=self._accept, name="kop-mesh-hub", daemon=True).start()
 
     def tasks(self, component: str | None = None) -> int:
-        """Return the number of tasks that run: those of the component, or all."""
+        """Return the number of tasks that run: those of the component, or of all components without one."""
         return sum(1 for line in list(self._lines) if component in (None, line.component))
 
     def end_tasks(self, component: str) -> None:
-        """Tell the tasks of a component to end, also those that begin later, until `allow`."""
+        """Tell the tasks of a component to end, and those that begin later, too, until `allow` is called for it. Does
+        not wait: `wait_until_none` does.
+        """
         with self._changed:
             self._ending.add(component)
             lines = [line for line in self._lines if line.component == component]
@@ -92,17 +94,19 @@ class Hub:
             line.end()
 
     def allow(self, component: str) -> None:
-        """Let the tasks of a component that begin from now on run again, after `end_tasks`."""
+        """Undo `end_tasks` for a component: its tasks that begin from now on are not told to end."""
         with self._changed:
             self._ending.discard(component)
 
     def wait_until_none(self, seconds: float, component: str | None = None) -> bool:
-        """Wait until no task runs, of a component or at all; returns if that came in time."""
+        """Wait until no task runs, of the component or of all without one, for so many seconds at most. Returns True if
+        none runs, False if the time was too short.
+        """
         with self._changed:
             return self._changed.wait_for(lambda: not self.tasks(component), seconds)
 
     def close(self) -> None:
-        """Stop listening, and close the connections to all tasks."""
+        """Stop listening, and cut the connections to all tasks, which ends the tasks."""
         self._server.close()
         for line in list(self._lines):
             line.cut()
@@ -142,7 +146,7 @@ class Hub:
 
 
 class DriverLink:
-    """A task's end. `ended` is called once it shall end, on a thread of here.
+    """A task's end. `ended` is called once the task shall end or the driver is gone, on a thread of here.
 
     Made once the driver lets the task begin; NoDriverError if it does not.
     """
@@ -173,7 +177,7 @@ class DriverLink:
             self._connection.sendall(text)
 
     def close(self) -> None:
-        """Close the connection to the driver."""
+        """Close the connection to the driver, which takes that as the end of the task."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()

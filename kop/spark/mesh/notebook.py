@@ -41,21 +41,23 @@ class RunningMesh:
 
     @property
     def is_over(self) -> bool:
-        """True if it has ended."""
+        """True if the mesh has ended, with or without an error."""
         return not self._thread.is_alive()
 
     def status(self) -> dict[str, Any]:
-        """Return its state and the counts of its parts, as plain values."""
+        """Return the state of the mesh, and state and counts of its components and parts, as plain values."""
         return self._driver.report()
 
     def stop(self) -> None:
-        """End the mesh once what it has begun is committed. Raises the error that ended it before, if there is one."""
+        """Ask the mesh to end once what it has begun is committed, and wait for that. Raises the error that ended the
+        mesh, if one has and `wait` has not raised it before.
+        """
         self._driver.stop()
         self.wait()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until the mesh has ended, for so many seconds at most, and return if it has. Raises the error that ended
-        it.
+        """Wait until the mesh has ended, for so many seconds at most (None: without a limit), and return if it has.
+        Raises the error that ended the mesh, if one has; a second call does not raise it again.
         """
         self._thread.join(seconds)
         if self._failure is not None:
@@ -82,8 +84,9 @@ def run_mesh(
     checkpoints: str = "",
     topic_namespace: str = "public/default",
 ) -> RunningMesh:
-    """Run the mesh of a file in this session; returns once it is defined. MeshError if the file is wrong, ClientError
-    if the mesh cannot be defined.
+    """Define the mesh of a file, and run it in this session on a thread of its own; returns once it is defined, before
+    its queries run. MeshError if the file is wrong, ClientError if the mesh cannot be defined. Notes about the file are
+    written to standard error.
 
     `options`: `kafka.bootstrap.servers` and what else the connection needs, as for `format("kop")`; without them it is
     the connection that `kop mesh run` has without options: of KOP_CLIENT_CONFIG and KOP_BOOTSTRAP, else the server of

@@ -36,7 +36,9 @@ class PartOptions:
         self._shared = dict(shared)
 
     def check(self, part: Part) -> None:
-        """Raise ClientError if an option of `format("kop")` is unknown, or does not fit another one."""
+        """Raise ClientError if `format("kop")` has no option of a name that the mesh gives, or refuses the options of
+        the part: one is unknown, has a wrong value, or does not fit another one.
+        """
         known = {name.lower() for name in (*_READ, *_WRITE)}
         for name in self._shared:
             if name.lower() not in known:
@@ -51,7 +53,9 @@ class PartOptions:
             raise ClientError(f"{part.kind} {part.name}: {error}") from None
 
     def reads(self, part: SinkPart | QueryPart) -> dict[str, dict[str, str]]:
-        """Return the options of each read of a part by the name of its table; a sink has one read."""
+        """Return the options of `format("kop")` for each read of a part, by the name of the table that its SQL selects
+        from. A sink has one read of all its inputs, by the name "". The part's own options go before those of the mesh.
+        """
         if isinstance(part, SinkPart):
             formats = {
                 name: value for name, value in _formats(part).items() if value in TYPED
@@ -72,7 +76,9 @@ class PartOptions:
         }
 
     def write(self, part: SourcePart | QueryPart) -> dict[str, str]:
-        """Return the options of the write of a part."""
+        """Return the options of `format("kop")` with which a part writes into its topic, exactly once. The part's own
+        options go before those of the mesh.
+        """
         own = {**{name: value for name, value in _formats(part).items() if value in TYPED}, **part.kop_options}
         return {
             **self._kafka,
@@ -84,8 +90,11 @@ class PartOptions:
         }
 
     def _of_mesh(self, known: Collection[str], own: Mapping[str, str]) -> dict[str, str]:
-        """Return the mesh's options whose names are in `known`, those that a read or a write has. Options of registries
-        are left out if no format of the mesh or in `own` needs one, and `mode` if nothing can be bad.
+        """Return the mesh's options whose names are in `known`: the names of those that a read, or a write, has. `own`
+        are the part's own options, which go before those of the mesh when it is asked which formats there are.
+
+        Options of registries are left out if no format needs a registry, and `mode`, which says what becomes of bad
+        records, if values and keys are bytes and there is no decoder, so that no record can be bad.
         """
         names = {name.lower() for name in known}
         both = Given({**self._shared, **own})

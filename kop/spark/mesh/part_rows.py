@@ -24,10 +24,12 @@ _PLAIN: Final = ("binary", "string")
 
 
 def to_rows(frame: Any, value_format: str = "", key_format: str = "") -> Any:
-    """Return a frame with the columns of a topic, `value` and, if it has one, `key`.
+    """Return the rows of a frame as the columns of a topic: `value` and, if the frame has one, `key`.
 
-    Its column `value` is the value if it is text or bytes, a struct, or of a format that has types; else the value is
-    the row without its key: a struct for such a format, and JSON without one.
+    If `value_format` has types (JSON, Avro, Protobuf), the value is the column `value` as it is, or without one a
+    struct of all columns but the key. Else the value is the column `value` if that is text or bytes, JSON of it if it
+    is a struct, and otherwise JSON of all columns but the key. A key that is neither text, bytes nor of such a format
+    becomes text.
     """
     types = {column.lower(): kind for column, kind in frame.dtypes}
     key = []
@@ -45,7 +47,10 @@ def to_rows(frame: Any, value_format: str = "", key_format: str = "") -> Any:
 
 
 def from_rows(frame: Any, part: SinkPart) -> Any:
-    """Return the rows of topics with the columns that a sink writes; ClientError if its format does not take them."""
+    """Return the rows read from topics with the columns that a sink writes: those that it names, else key, value,
+    topic, partition, offset and timestamp; for the format text the value alone. Keys and values become text if a text
+    format could not show their bytes. ClientError if a column has fields, and the sink's format is flat.
+    """
     types = dict(frame.dtypes)
     if part.columns:
         rows = frame.selectExpr(*part.columns)

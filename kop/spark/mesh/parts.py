@@ -52,12 +52,18 @@ class PartQueries:
         """The last query of each sink that its format writes as a stream, by name."""
 
     def check(self, part: Part) -> None:
-        """Raise ClientError if an option of `format("kop")` is unknown, or does not fit another one."""
+        """Raise ClientError if `format("kop")` has no option of a name that the mesh gives, or refuses the options of
+        the part: one is unknown, has a wrong value, or does not fit another one.
+        """
         self._options.check(part)
 
     def start(self, part: Part, *, checkpoint: str, trigger: Mapping[str, Any], name: str, group: str) -> Any:
-        """Start the query of a part. The offsets that it has read are committed to `group`, so that users see its
-        progress.
+        """Start the query of a part under the name `name` in Spark, with its checkpoint in the folder `checkpoint`;
+        returns Spark's query. The offsets that a sink or a query has read are committed to the group `group`, so that
+        users see its progress.
+
+        ClientError if Spark does not take the SQL of a query, if that reads no topic, or if a sink's format does not
+        take its columns; other errors of Spark as they are.
         """
         spark = _own_session(self._spark) if isinstance(part, QueryPart) else self._spark
         _make_active(spark)
@@ -125,15 +131,15 @@ class PartQueries:
         return writer.foreachBatch(append).start()
 
     def _takes_streams(self, part: SinkPart) -> bool:
-        """Return false if the last query of a sink has failed since its format takes batches alone, which formats in
-        Python tell no sooner.
+        """Return if a sink is to be written as a stream: False if the last query that wrote it so has failed because
+        the sink's format takes batches alone, which formats in Python tell no sooner.
         """
         last = self._sinks.get(part.name)
         return last is None or not _is_without_streams(last.exception())
 
 
 def _is_without_streams(error: object) -> bool:
-    """Return if an error says that a format takes batches alone."""
+    """Return if an error of Spark says that a format takes batches alone, no streams; False for None."""
     return any(text in str(error) for text in _NO_STREAMS)
 
 
@@ -145,7 +151,7 @@ def _make_active(spark: Any) -> None:
 
 
 def _own_session(spark: Any) -> Any:
-    """Return a session with the same settings and no views, so that those of a query are its own."""
+    """Return a new session of the same Spark, with the same settings and no views, so that a query has its own ones."""
     session = spark.newSession()
     for name, value in spark.conf.getAll.items():
         if spark.conf.isModifiable(name):
@@ -154,8 +160,8 @@ def _own_session(spark: Any) -> Any:
 
 
 def _remedy(part: QueryPart, error: str) -> str:
-    """Return what goes before an error of Spark: advice if the error is about watermarks or output modes, else only the
-    query's name.
+    """Return the words that are put before the text of Spark's error about a query's SQL: advice if the error is about
+    watermarks or output modes, else only the query's name.
     """
     if not any(text in error for text in _OF_TIME):
         return f"query {part.name}: "

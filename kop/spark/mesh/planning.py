@@ -34,12 +34,14 @@ class Planner:
         """The positions and the ends of partitions when a batch was planned that calls each message once."""
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the servers."""
         self._reader.close()
         self._writer.close()
 
     def places(self) -> list[TopicPartition]:
-        """Return the input partitions, as of a moment ago."""
+        """Return the input partitions, sorted, as the server told them up to 30 s ago. Partitions that a topic did not
+        have yet when the component was cut are left out.
+        """
         now = clock.monotonic()
         if not self._places or now >= self._looked + LOOK_SECONDS:
             topics = self._reader.topics(set(self._work.component.inputs))
@@ -54,8 +56,9 @@ class Planner:
         return self._places
 
     def positions(self) -> Offsets:
-        """Return the offset up to which each partition is done: the lowest that the groups which read it have
-        committed.
+        """Return the offset up to which each partition is done: the lowest that the groups of the functions which read
+        it have committed. A partition is left out if no group has committed one, or only one that an open transaction
+        holds.
         """
         positions: Offsets = {}
         places = self.places()
@@ -68,7 +71,10 @@ class Planner:
         return positions
 
     def has_work(self) -> bool:
-        """Return if a partition has records that are not done; waits for some for a moment."""
+        """Return if a batch is to be planned: some partition has records behind the offset up to which it is done, for
+        which the server waits up to 0.5 s, or that offset is not known. With `once` and MANUAL also False while nothing
+        was written or acknowledged since a batch was planned: its records were all called.
+        """
         positions = self.positions()
         places = self.places()
         if any(place not in positions for place in places):
@@ -82,12 +88,12 @@ class Planner:
         return any(not isinstance(answer, Fetched) or answer.records for answer in answers.values())
 
     def lag(self) -> int:
-        """Return the number of offsets that are not done, of all partitions together."""
+        """Return the number of offsets of all partitions together that are behind what their groups have committed."""
         return self.left({})
 
     def left(self, reached: Offsets) -> int:
-        """Return the number of offsets that are not done and that no function was called with; `reached` has the
-        offsets that tasks have come to.
+        """Return the number of offsets of all partitions together that are behind what their groups have committed and
+        behind `reached`: the offset, by partition, up to which tasks have called functions, acknowledged or not.
         """
         positions = self.positions()
         ends = self._ends().items()
@@ -97,7 +103,11 @@ class Planner:
         return self._reader.list_offsets(dict.fromkeys(self.places(), LATEST), READ_COMMITTED)
 
     def shares(self) -> list[Share]:
-        """Return the partitions of each task of a batch. Each task has some."""
+        """Return the partitions of each task of a batch, and where it ends in each: at the present ends if batches have
+        no length in seconds, else nowhere. There is one task if the component is whole, else up to `tasks` of its work;
+        each has at least one partition, and no two have the same. With `once` and MANUAL, `has_work` compares with this
+        plan.
+        """
         places = self.places()
         count = 1 if self._work.component.is_whole else max(1, min(self._work.tasks, len(places)))
         ends: Offsets | None = None

@@ -23,8 +23,10 @@ class RunStates:
     def look(
         self, state: str, reason: str, revision: int | None, components: Iterable[tuple[str, str, str]] = ()
     ) -> None:
-        """Tell what has changed of the mesh, and of its components, each with name, state and reason. A component that
-        is gone is forgotten.
+        """Tell the mesh and each component whose state, reason or revision differs from what was told last, as one
+        value each; the first call tells all. `components` has name, state and reason of each.
+
+        A component that is not among them is forgotten without a word, and told anew if it comes back.
         """
         now: dict[str | None, tuple[str, str, int | None]] = {None: (state, reason, revision)}
         now |= {name: (its_state, why, revision) for name, its_state, why in components}

@@ -31,8 +31,9 @@ _LOCAL: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "
 
 
 def master_of(given: str | None, needed: int) -> str:
-    """Return the master URL for Spark: `given`, or else local threads, as many as are needed. Failed tasks are tried
-    again.
+    """Return the master URL for Spark: `given`, or without it as many local threads as there are CPUs, or as are
+    `needed` if that is more. `local` means one thread. With local threads, `local[N]` among them, a task is tried up to
+    4 times.
     """
     if not given or given == "local":
         cores = max(os.cpu_count() or 1, needed) if not given else 1
@@ -42,7 +43,7 @@ def master_of(given: str | None, needed: int) -> str:
 
 
 def make_session(name: str, master: str, settings: Mapping[str, str]) -> Any:
-    """Return a new session. `settings` are the user's, and replace those of kop."""
+    """Start Spark, and return its session, named `name`. `settings` are the user's, and replace those of kop."""
     from pyspark.sql import SparkSession  # noqa: PLC0415 (takes seconds)
 
     builder: Any = SparkSession.builder.master(master).appName(name)
@@ -52,16 +53,16 @@ def make_session(name: str, master: str, settings: Mapping[str, str]) -> Any:
 
 
 def is_here(spark: Any) -> bool:
-    """Return if the executors of a session are threads of its JVM."""
+    """Return if Spark of a session runs locally: its tasks are run by threads of its own JVM, not by a cluster."""
     master = str(spark.conf.get("spark.master", ""))
     return master.startswith("local[") or master == "local"
 
 
 def cores_of(spark: Any, needed: int, wait: Callable[[float], bool]) -> int:
-    """Return the number of cores of a session. On a cluster, wait until those needed are there and no further executors
-    come.
+    """Return the number of cores of a session. On a cluster, wait until those needed are there and no further ones have
+    come for 2 s, but 60 s at most: the number may be lower than `needed`.
 
-    `wait` waits for so many seconds, and returns True if it is of no use to wait longer.
+    `wait` waits for so many seconds, and returns True if it is of no use to wait longer, which ends this, too.
     """
     cores = int(spark.sparkContext.defaultParallelism)
     if is_here(spark):
@@ -78,16 +79,19 @@ def cores_of(spark: Any, needed: int, wait: Callable[[float], bool]) -> int:
 
 
 def cores_for(components: int, cores: int, *, others: bool, spare: int = 0) -> int:
-    """Return the number of cores, of those of the session, for the tasks of components.
+    """Return how many of the session's `cores` the tasks of components have; fewer than `components` if there are too
+    few.
 
-    `others`: True if there are sources, queries or sinks, which share a core. `spare`: the number of cores that are
-    left to who else works in the session, if there are enough.
+    `others`: True if there are sources, queries or sinks, for which one core is taken off. `spare`: the number of cores
+    that are left to who else works in the session, as far as each component and the others have one then.
     """
     return max(cores - spare, min(cores, components + others)) - others
 
 
 def end_at_once(spark: Any) -> None:
-    """End the JVM of a session of this process without waiting for its queries: nothing that they hold is needed."""
+    """Kill the JVM of a session, with any other java process that is a child of this one, without waiting for its
+    queries: nothing that they hold is needed. If there is no such child, stop the session in the ordinary way.
+    """
     children = [
         int(number)
         for listed in Path("/proc/self/task").glob("*/children")

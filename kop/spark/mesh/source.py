@@ -27,12 +27,12 @@ COLUMNS: Final = "component string, function string, received long, processed lo
 
 
 def encode(work: Work) -> str:
-    """Return the work of a component as the text of an option."""
+    """Return the work of a component as text, for the option of `format("kop-mesh")` that has it."""
     return base64.b64encode(pickle.dumps(work)).decode()
 
 
 class SharePartition(InputPartition):
-    """A task in Spark's terms."""
+    """A task in Spark's terms: the share of a batch that one task has."""
 
     def __init__(self, share: Share) -> None:
         self.value = share
@@ -52,22 +52,28 @@ class MeshReader(DataSourceStreamReader):
         return self._planner
 
     def initialOffset(self) -> dict[str, int]:
-        """Return the number before the first batch."""
+        """Return the offset of Spark before the first batch, the batch number 0."""
         return {"n": 0}
 
     def latestOffset(self, *_limit: Any) -> dict[str, int]:
-        """Return a new number if there are records to process, else the last one; waits a moment for some."""
+        """Return the number of a new batch (the wall clock, in ms) if there are records to process, which Spark then
+        plans; else that of the last batch, so that Spark plans none. Waits up to 0.5 s for records.
+        """
         if self._plan().has_work():
             self._last = clock.wall_ms()
         return {"n": self._last}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """Return the tasks of a batch."""
+        """Return the tasks of a batch, each with its input partitions. `end` has the number of the batch, which counts
+        as the last one from then on; `start` is not needed.
+        """
         self._last = max(self._last, end["n"])
         return [SharePartition(share) for share in self._plan().shares()]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        """Run a task: process records until its batch ends; yield the counts of each function."""
+        """Run a task: call the functions with records until the batch ends, then yield a row for each function with
+        what the task has counted: component, function, received, processed, exceptions.
+        """
         from kop.spark.mesh.task import run_task  # noqa: PLC0415 (the driver plans without it)
 
         for row in run_task(self._work, partition.value):
@@ -75,7 +81,7 @@ class MeshReader(DataSourceStreamReader):
             yield self._work.component.name, row["function"], row["received"], row["processed"], exceptions
 
     def stop(self) -> None:
-        """Close the connection of the planner."""
+        """Close the connections by which batches were planned."""
         if self._planner is not None:
             self._planner.close()
 
@@ -93,7 +99,7 @@ class MeshSource(DataSource):
         return COLUMNS
 
     def streamReader(self, schema: Any) -> MeshReader:
-        """Return the reader of the component in the options."""
+        """Return the reader of the component whose work is in the options; `schema` is not needed."""
         options = {name.lower(): value for name, value in self.options.items()}
         work: Work = pickle.loads(base64.b64decode(options[WORK]))
         return MeshReader(work)

@@ -31,8 +31,9 @@ class Starts:
         self._before = before
 
     def not_drained(self, components: Sequence[TaskComponent]) -> dict[str, tuple[str, int]]:
-        """Return the functions that would now be called directly but have records of a topic left that they read
-        before, with the topic and the number of records.
+        """Return the functions that have not done all records of a topic which they read so far, and would now be
+        handed by functions of their component: by the name in the mesh, the topic and the number of records left. Of
+        several such topics one is told.
         """
         late = {}
         for step in (step for component in components for step in component.steps):
@@ -48,8 +49,12 @@ class Starts:
         return late
 
     def commit(self, components: Sequence[TaskComponent]) -> None:
-        """Commit the offsets at which functions begin: for inputs without a committed offset by their definition; at
-        the end for inputs that they did not read but were called with before.
+        """Commit the offsets at which functions begin, to their groups. A topic that a function reads now and was
+        called with before begins at its end. Of other inputs the partitions without a committed offset begin at their
+        first record, or at the end if the definition says Latest and the group has committed nowhere in those inputs.
+
+        Functions with windows are left out: they begin by themselves. Raises the error of the first offset that the
+        server refuses.
         """
         for step in (step for component in components for step in component.steps):
             spec = step.spec
@@ -70,8 +75,8 @@ class Starts:
         return [(name, number) for name, topic in there.items() for number in topic.leaders]
 
     def _begins(self, spec: FunctionSpec, places: Sequence[TopicPartition]) -> Offsets:
-        """Return the offsets that a function's group has committed in these partitions, and for the others those at
-        which its definition says to begin.
+        """Return the offsets that a function's group has committed in these partitions. The others have the first
+        offset, or the end if the group has committed in none of them and the definition says Latest.
         """
         if not places:
             return {}

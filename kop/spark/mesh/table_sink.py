@@ -26,8 +26,9 @@ _TYPES: Final = "createTableColumnTypes"
 
 
 def with_places(rows: Any, read: Any, part: SinkPart) -> Any:
-    """Return the rows of a sink with the columns of their topics, partitions and offsets; `read` are the same rows
-    before columns were chosen. ClientError if the sink names a column like one of those.
+    """Return the rows of a sink with the columns topic, partition and offset, which say where each row comes from.
+    `rows` have them already if the sink chooses no columns; `read` are the same rows before columns were chosen.
+    ClientError if the sink names a column like one of those, or `batch`.
     """
     named = {name.lower() for name in rows.columns}
     if not part.columns:
@@ -41,7 +42,10 @@ def with_places(rows: Any, read: Any, part: SinkPart) -> Any:
 
 
 def once(part: SinkPart) -> Callable[[Any, int], None]:
-    """Return the function that writes a batch, given its number."""
+    """Return the function that appends a batch of rows to the table of a sink, given rows and number of the batch. It
+    makes the table if that is not there, and leaves out rows that the table has from an earlier try of the batch. It
+    raises ClientError if the table has other columns.
+    """
     options = dict(part.options)
     if _TYPES.lower() not in {name.lower() for name in options}:
         options[_TYPES] = "topic VARCHAR(249)"  # what a topic's name may have; some databases compare no longer texts

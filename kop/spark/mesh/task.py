@@ -59,22 +59,25 @@ _codes: dict[tuple[str, str, str, str], FunctionCode] = {}
 
 
 def run_task(work: Work, share: Share) -> list[dict[str, Any]]:
-    """Process records until the batch ends; returns the counts of each function."""
+    """Call the functions of a component with the records of a task's partitions, commit what is done, and return the
+    counts of each function once the batch ends. NoDriverError if the driver does not let the task begin; else raises
+    the first error of the task.
+    """
     with collected_seldom():
         task = _WholeTask(work, share) if work.component.is_whole else _Task(work, share)
         return task.run()
 
 
 def cache_folder() -> Path:
-    """Return the folder for unpacked code on this machine."""
+    """Return the folder for unpacked code on this machine, in the user's cache (XDG_CACHE_HOME); it is not made."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kop" / "functions"
 
 
 def _load(step: Step) -> FunctionCode:
-    """Return the code of a function; a process loads it once.
+    """Return the code of a function; a process loads it once, and keeps it for later tasks.
 
-    If the file that the definition names is on this machine, it is loaded from there, so that it can import the modules
-    beside it.
+    If the file that the definition names is on this machine, with the same content, it is loaded from there, so that it
+    can import the modules beside it; else it is unpacked into `cache_folder` and loaded from that.
     """
     key = step.spec.fqfn, step.code.digest, step.code.name, step.spec.class_name
     if key not in _codes:
@@ -88,7 +91,7 @@ def _load(step: Step) -> FunctionCode:
 
 
 def counts(spec: FunctionSpec, stats: StatsSnapshot) -> dict[str, Any]:
-    """Return a function's counts in the form that is sent to the driver."""
+    """Return a function's full name, as `function`, and its counts, in the form that is sent to the driver."""
     return {"function": spec.fqfn, **asdict(stats)}
 
 
@@ -138,8 +141,9 @@ class _Base:
     def _tell_ended(
         self, function: str, what: str, at: _Record | None, suspect: _Record | None, reason: str = ""
     ) -> str:
-        """Tell the driver of a call that has ended a process, or is about to; returns the text that says so. `at` is
-        the record of the call, `suspect` the last input record that may have caused it.
+        """Tell the driver of a call that has ended a process, or has to be ended with its process; returns the line
+        that says so to people, in which `what` stands behind the function. `at` is the record of the call, `suspect`
+        the last input record that may have caused it; None if not known.
         """
         where = "" if at is None else f" at {at[0][0]}-{at[0][1]} offset {at[1]}"
         text = f"{function} {what}{where}{reason and ': '}{reason}"
@@ -152,8 +156,8 @@ class _Base:
         return text
 
     def _kill(self, function: str, at: _Record | None, suspect: _Record | None, reason: str) -> None:
-        """Tell the driver of a call that hangs or takes too much, and end this process: the call cannot be ended
-        otherwise.
+        """Tell the driver of a call that takes too much time or memory, write that and the stack of the present thread
+        to standard error, and end this process with code 70: the call cannot be ended otherwise.
         """
         text = self._tell_ended(function, "has to be ended", at, suspect, reason)
         sys.stderr.write(f"{text}\n")
@@ -165,7 +169,10 @@ class _Task(_Base):
     """A task that calls the functions of a component in turn."""
 
     def run(self) -> list[dict[str, Any]]:
-        """Process records until the batch ends; returns the counts of each function."""
+        """Process records of all partitions until the batch ends, the driver says so, or an error stops it; what is
+        done is committed meanwhile. Then end the lanes, and tell the driver the last counts. Returns the counts of each
+        function; raises the first error instead if there is one.
+        """
         stand_in.install()
         with ExitStack() as stack:
             stack.callback(self._link.close)
@@ -219,8 +226,9 @@ class _Task(_Base):
         return self._counts()
 
     def _calls_file(self, stack: ExitStack) -> CallsFile:
-        """Tell the driver of calls that have ended processes before this one, and make the file for the calls of this
-        one.
+        """Tell the driver of the calls in which earlier processes of this component have ended on this machine, and
+        keep up to which offset such a record may lie in each partition. Then make and return the file for the calls of
+        this task, which `stack` removes at the end.
         """
         folder, name = cache_folder().parent / "calls", self._component.full_name
         self._suspects: dict[TopicPartition, int] = {}
@@ -286,7 +294,9 @@ class _Task(_Base):
         return max(0.0, min([self._end, now + LOOK_SECONDS, *dues]) - now)
 
     def _watch(self, stack: ExitStack) -> None:
-        """End the process if a call takes too long."""
+        """Start a thread for each function with a limit, which ends the process if a call takes longer than its
+        timeoutMs or the process has more memory than its resources.ram; `stack` ends the threads.
+        """
         over = threading.Event()
         stack.callback(over.set)
         for step in self._steps:
@@ -311,7 +321,10 @@ class _WholeTask(_Base):
     """
 
     def run(self) -> list[dict[str, Any]]:
-        """Process records until the batch ends; returns the counts of each function."""
+        """Run the instance until the batch ends, the driver says so, or it fails, and tell the driver its counts and,
+        at the end, the offsets that it has reached. Returns the counts of the function; raises the instance's error
+        instead if there is one. A call that takes too much time or memory ends the process.
+        """
         stand_in.install()
         (step,) = self._component.steps
         with ExitStack() as stack:
@@ -354,7 +367,12 @@ class _WholeTask(_Base):
         return told
 
     def _is_over(self, instance: Instance) -> bool:
-        """Return if the batch has lasted its time, or has called all that there was when it was planned."""
+        """Return if the batch is to end; False until the instance has begun.
+
+        If the batch has a time alone, it ends with that. If it has ends, it ends when no partition has lag: all is
+        committed. With MANUAL and a time it takes both. With MANUAL, ends and `once` it ends when all up to the planned
+        ends was called, acknowledged or not.
+        """
         if not instance.started.is_set():
             return False
         ends, is_manual = self._share.ends, self._component.guarantee is Guarantee.MANUAL
@@ -370,7 +388,7 @@ class _WholeTask(_Base):
 
 
 def _before(taken: Taken, end: int) -> Taken:
-    """Return the records that lie before an offset."""
+    """Return `taken` with only its records before the offset `end`, as if no further ones had been read."""
     if taken.next_offset <= end:
         return taken
     records: Sequence[Any] = [record for record in taken.records if record[0] < end]

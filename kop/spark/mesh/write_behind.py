@@ -26,12 +26,17 @@ class WriteBehind:
         return self._write is not None
 
     def begin(self, write: Callable[[], None], done: Callable[[], None]) -> None:
-        """Begin a write, once the one before it is settled. `done` is called when it is settled, by this thread."""
+        """Begin a write on the other thread. If one is under way, settle that first: wait for its end, and raise its
+        error. `done` is called by `settle`, on the thread of its caller, if the write succeeds.
+        """
         self.settle()
         self._write, self._done = self._thread.submit(write), done
 
     def settle(self, seconds: float | None = None) -> None:
-        """Wait until the write under way has ended, for so many seconds at most, and raise its error if it has one."""
+        """Wait until the write under way has ended, for so many seconds at most (None: without a limit). If it has
+        ended in time, call its `done`, or raise its error instead; if not, it stays under way, and nothing is said.
+        Nothing happens if there is no write.
+        """
         if self._write is None or not wait_for([self._write], seconds).done:
             return
         write, done = self._write, self._done
@@ -41,5 +46,5 @@ class WriteBehind:
         done()
 
     def close(self) -> None:
-        """End the thread. The write under way goes on to its end."""
+        """Wait until the write under way has ended, and end the thread. It is not settled: no `done`, no error."""
         self._thread.shutdown()
