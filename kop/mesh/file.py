@@ -278,11 +278,10 @@ class _Reader:
             line, node = section.fields["views"]
             if not isinstance(node, yaml.MappingNode):
                 section.wrong(line, "views: must be fields, TABLE: {OPTION: VALUE}")
-            inner = Section(node, f"{section.place}: views", Mistakes(), [name for name, _, _ in items_of(node)])
-            for table, (at, _) in inner.fields.items():
+            for table, at, given in items_of(node):
                 if table not in tables:
                     section.wrong(at, f"views.{table}: sql names no such table{near(table, tables)}")
-                said[table] = at, inner.options(table)
+                said[table] = at, section.options_of(f"views.{table}", at, given)
         views: dict[str, View] = {}
         for table in tables:
             line, options = said.get(table, (section.line_at("sql"), {}))
