@@ -391,6 +391,21 @@ def test_function_meshs_objects_are_the_same_in_our_form() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        ("{mode: PERMISSIVE}", {"mode": "PERMISSIVE", "pulsar.admin.url": "http://pulsar:8080"}),
+        ("{pulsar.admin.url: http://other}", {"pulsar.admin.url": "http://other"}),
+        ("", {"pulsar.admin.url": "http://pulsar:8080"}),
+    ],
+)
+def test_options_of_objects_get_the_address_of_their_config_map(given: str, made: dict[str, str]) -> None:
+    text = OBJECTS.replace("spec:\n", f"spec:\n  kopOptions: {given}\n", 1)
+    assert read_mesh(text, "mesh.yaml").kop_options == made
+    wrong = OBJECTS.replace("spec:\n", "spec:\n  kopOptions: 5\n", 1)
+    assert [told.partition(": ")[2] for told in mistakes(wrong)] == ["kopOptions: must be fields, NAME: VALUE"]
+
+
 def test_mistakes_of_objects_have_the_names_that_they_were_written_with() -> None:
     text = (
         OBJECTS.replace("timeout: 1000", "timeout: -1")
