@@ -157,7 +157,7 @@ def test_formats_of_spark_mind_no_case(given: str, made: str) -> None:
             "7: query q: outputMode: must be append or update or complete, got compl",
         ),
         ("views:\n      a: {", "views: [{", "5: query q: views: must be fields, TABLE: {OPTION: VALUE}"),
-        ("a: {subscribe: other, valueFormat: json, watermark: value.at 5 minutes}", "a: 5", "6: query q: views.a: must"),
+        ("a: {subscribe: other, valueFormat: json, watermark: value.at 5 minutes}", "a: 5", "6: query q: views.a: mus"),
         ("value.at 5 minutes", "[at]", "6: query q: views.a.watermark: must be a text"),
     ],
 )
