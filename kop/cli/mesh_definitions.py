@@ -92,12 +92,12 @@ def name_of(mesh: str) -> str:
     """
     from kop.functions.topics import TopicNames
     from kop.mesh import records
-    from kop.mesh.file import read_mesh
+    from kop.mesh.file import read_mesh, text_of
     from kop.mesh.nodes import MeshError
 
     if Path(mesh).is_file():
         try:
-            return read_mesh(Path(mesh).read_text(), mesh, TopicNames(has_namespaces=True)).full_name
+            return read_mesh(text_of(mesh), mesh, TopicNames(has_namespaces=True)).full_name
         except MeshError as error:
             raise CliUsageError(str(error)) from None
     if mesh.endswith((".yaml", ".yml")):
@@ -106,11 +106,11 @@ def name_of(mesh: str) -> str:
 
 
 def _read_file(file: str, names: TopicNames) -> tuple[Mesh, str]:
-    from kop.mesh.file import read_mesh
+    from kop.mesh.file import read_mesh, text_of
     from kop.mesh.nodes import MeshError
 
-    text = Path(file).read_text(encoding="utf-8")
     try:
+        text = text_of(file)
         return read_mesh(text, file, names), text
     except MeshError as error:
         raise CliUsageError(str(error)) from None

@@ -73,6 +73,15 @@ class Draft:
     """True if the code of functions cannot be looked at: it is not in Python."""
 
 
+def text_of(path: str | Path) -> str:
+    """Return the text of a mesh's file. MeshError if it is not UTF-8."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise MeshError(str(path), [Mistake(line, f"is no text in UTF-8: {error.reason}")]) from None
+
+
 def read_mesh(text: str, path: str | Path, topic_names: TopicNames = HOME) -> Mesh:
     """Return the mesh of a file's text, each part of it checked by itself. MeshError with every mistake, if there are
     any.

@@ -8,7 +8,7 @@ import pytest
 
 from kop.functions.spec import Guarantee, SecretPlace
 from kop.functions.topics import TopicNames
-from kop.mesh.file import draft_of, read_mesh
+from kop.mesh.file import draft_of, read_mesh, text_of
 from kop.mesh.nodes import MeshError
 from kop.mesh.spec import Mesh, QueryPart, SinkPart, SourcePart, View
 
@@ -53,6 +53,15 @@ def mistakes(text: str) -> list[str]:
         read_mesh(text, "mesh.yaml")
     assert str(caught.value).startswith("mesh.yaml, line ")
     return [f"{mistake.line}: {mistake.text}" for mistake in caught.value.mistakes]
+
+
+def test_a_file_is_text_in_utf_8(tmp_path: Path) -> None:
+    path = tmp_path / "mesh.yaml"
+    path.write_bytes("name: m # é\r\n".encode())
+    assert text_of(path) == "name: m # é\n"
+    path.write_bytes(b"name: m\n# \xe9\n")
+    with pytest.raises(MeshError, match=r"mesh.yaml, line 2: is no text in UTF-8: invalid continuation byte"):
+        text_of(path)
 
 
 def test_all_fields_of_our_form() -> None:
