@@ -305,7 +305,8 @@ start = _state_change(
     "start",
     "started",
     "Let a mesh run again that was stopped, or one part.",
-    "Start a mesh that was stopped, with all parts, wherever its driver waits; with PART that part alone.",
+    """Start a mesh that was stopped, with all parts, wherever its driver waits; with PART that part alone, if the mesh
+    is not stopped as a whole.""",
 )
 stop = _state_change(
     "stop",
