@@ -370,8 +370,9 @@ class _Objects:
         flat = self._flat(node, FUNCTION, place, set())
         language = flat.pop("genericRuntime.language", None)
         file = flat.pop("genericRuntime.functionFile", None)
-        if language is not None and _text_of(language[1]).lower() == "python" and file is not None:
-            flat.setdefault("python.py", file)
+        if language is not None and _text_of(language[1]).lower() == "python":
+            if file is not None:
+                flat.setdefault("python.py", file)
         elif language is not None:
             self._mistakes.add(
                 language[0], f"{place}: genericRuntime: functions in {_text_of(language[1])} are not run"

@@ -456,6 +456,24 @@ def test_objects_that_are_no_mesh(text: str, told: str) -> None:
     assert mistakes(text) == [told] or told in mistakes(text)
 
 
+@pytest.mark.parametrize(
+    ("runtime", "told"),
+    [
+        ("{language: python}", ["5: function f: python.py: is missing: the file with the function"]),
+        (
+            "{language: nodejs, functionFile: f.js}",
+            [
+                "5: function f: genericRuntime: functions in nodejs are not run",
+                "5: function f: python.py: is missing: the file with the function",
+            ],
+        ),
+    ],
+)
+def test_a_generic_runtime_needs_a_file_of_python(runtime: str, told: list[str]) -> None:
+    part = f"{{name: f, className: f.F, input: {{topics: [a]}}, genericRuntime: {runtime}}}"
+    assert mistakes(f"kind: FunctionMesh\nmetadata: {{name: a}}\nspec:\n  functions:\n  - {part}") == told
+
+
 SHORT = """\
 # Metadata
 name: PIP_Mesh
