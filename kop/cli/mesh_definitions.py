@@ -88,7 +88,8 @@ def checked_mesh(
 
 def name_of(mesh: str) -> str:
     """Return the full name of a mesh, which may be given by its file or by its name; a name without tenant and
-    namespace is one of public/default. A usage error if the file has mistakes, or a name that ends as a file's is none.
+    namespace is one of public/default. A usage error if the file has mistakes, a name that ends as a file's is none, or
+    it is neither a file nor a name.
     """
     from kop.functions.topics import TopicNames
     from kop.mesh import records
@@ -102,6 +103,8 @@ def name_of(mesh: str) -> str:
             raise CliUsageError(str(error)) from None
     if mesh.endswith((".yaml", ".yml")):
         raise CliUsageError(f"{mesh}: there is no such file")
+    if mesh.count("/") not in {0, 2} or not all(mesh.split("/")):
+        raise CliUsageError(f"{mesh!r} is no name of a mesh, which is NAME or TENANT/NAMESPACE/NAME, and no file")
     return records.full_name(mesh)
 
 

@@ -104,6 +104,12 @@ def test_files_that_are_no_text_are_told(folder: Path, invoke: Invoke, command: 
     assert (result.exit_code, said in result.stderr, str(path) in result.stderr) == (2, True, True), result
 
 
+@pytest.mark.parametrize("name", ["n/m", "t/n/", "/n/m", "t//m", "a/b/c/d", ""])
+def test_a_name_is_that_of_a_mesh_in_full_or_alone(name: str, invoke: Invoke) -> None:
+    result = invoke("mesh", "get", name)
+    assert (result.exit_code, f"{name!r} is no name of a mesh" in result.stderr) == (2, True), result
+
+
 def test_a_picture_may_be_values(folder: Path, invoke: Invoke) -> None:
     path = str(folder / "good.yaml")
     (folder / "good.yaml").write_text(
