@@ -354,11 +354,36 @@ def delete(bootstrap: str, client_config: str | None, topic_namespace: str, mesh
         if read_reports(settings, patience):
             topic = KeyedTopic(settings, records.TOPIC, patience)
             try:
+                left = records.decode(topic.read().get(records.key(records.GROUPS, name), b""))
+                _clean(server, {str(group) for part, group in left.items() if part not in there.parts})
                 kinds = (records.REPORT, records.LAYOUT, records.GROUPS)
                 topic.put({records.key(kind, name): None for kind in kinds})
             finally:
                 topic.close()
         _done(name, "deleted; its topics and the state of its functions are still there", answer, as_json)
+
+
+def _clean(server: AskedServer, groups: set[str]) -> None:
+    """Delete the offsets of parts that a deleted mesh had lost before, and no driver has started it since; not those of
+    groups that others have by now.
+    """
+    from kafka.errors import KafkaError
+
+    from kop.client.write_client import WriteClient
+    from kop.functions.topic_requests import read_definitions
+
+    meshes, functions = read_definitions(server.settings, server.patience)
+    groups -= {definition.spec.group for definition in functions.values()}
+    groups -= {part for mesh in meshes.values() for part in mesh.parts}
+    writer = WriteClient(server.settings, server.patience)
+    try:
+        for group in sorted(groups):
+            try:
+                writer.delete_group(group)
+            except KafkaError as error:
+                note(f"its offsets are still there: kop groups delete {group} ({error!r})")
+    finally:
+        writer.close()
 
 
 @click.command("get", short_help="Print the file of a mesh as it is defined.")

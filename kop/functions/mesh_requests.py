@@ -158,6 +158,8 @@ def _configured(offset: int, request: Request, name: str, there: MeshDefinition 
     )
     if there is not None:
         mesh = replace(mesh, stopped=there.stopped & _part_names(mesh))
+    # The groups of functions that are gone are not cleaned here: they may be called still, and would commit again. Who
+    # runs the mesh deletes them once they have ended.
     gone = [] if there is None else [fqfn for fqfn in there.functions if fqfn not in wanted.functions]
     definitions |= dict.fromkeys(fqfn for fqfn in gone if fqfn in known.definitions)
     if there is not None and not definitions and (there.text, there.parts) == (mesh.text, mesh.parts):

@@ -347,11 +347,12 @@ def test_groups_refusals(kop: Kop, arguments: list[str], error: str) -> None:
 def test_reset_of_partitions_that_are_not_there(kop: Kop, topic: str) -> None:
     outcome = kop("groups", "reset-offsets", "g", "--topic", f"{topic}:0,7", "--to-latest")
     assert (outcome.code, outcome.err) == (1, f"kop: {topic} has no partition 7\n")
-    outcome = kop("groups", "reset-offsets", "g", "--topic", f"{topic}:x", "--to-latest")
-    assert (outcome.code, outcome.err) == (
-        2,
-        f"kop: {topic}:x: partitions must be numbers, as in {topic}:0,2\n",
-    )
+    for number in ("x", "²"):
+        outcome = kop("groups", "reset-offsets", "g", "--topic", f"{topic}:{number}", "--to-latest")
+        assert (outcome.code, outcome.err) == (
+            2,
+            f"kop: {topic}:{number}: partitions must be numbers, as in {topic}:0,2\n",
+        )
 
 
 def test_deleting_a_group_takes_its_offsets(kop: Kop, topic: str, read: Reset) -> None:
