@@ -528,7 +528,8 @@ def read_secrets(spec: FunctionSpec) -> dict[str, str]:
     secrets: dict[str, str] = {}
     for name, place in spec.secrets.items():
         try:
-            secrets[name] = os.environ[place.env] if place.env else Path(place.file).read_text().rstrip("\r\n")
+            text = os.environ[place.env] if place.env else Path(place.file).read_text(encoding="utf-8").rstrip("\r\n")
+            secrets[name] = text
         except KeyError:
             raise ClientError(f"set the variable {place.env}: it has the secret {name}") from None
         except (OSError, UnicodeDecodeError) as error:
