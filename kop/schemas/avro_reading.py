@@ -26,7 +26,8 @@ from kop.schemas.errors import BadRecordError, UnresolvableError
 Read = Callable[[bytes, int], int]
 
 _CUT: Final = "it is cut short"
-_WIDE: Final = Context(prec=100)
+WIDE: Final = Context(prec=100)
+"""The context for decimals of columns: Python's own rounds to 28 digits."""
 PROMOTED: Final = {
     "int": ("long", "float", "double"),
     "long": ("float", "double"),
@@ -526,7 +527,7 @@ def _decimal(precision: int, scale: int) -> Callable[[bytes], Decimal]:
         number = int.from_bytes(data, signed=True)
         if abs(number) >= most:
             raise BadRecordError(f"a decimal of it has more than {precision} digits")
-        return _WIDE.scaleb(number, -scale)
+        return WIDE.scaleb(number, -scale)
 
     return convert
 

@@ -398,3 +398,13 @@ def test_values_that_a_schema_does_not_take_are_told() -> None:
     enum = record(("x", {"type": "enum", "name": "E", "symbols": ["A"]}))
     with pytest.raises(BadRecordError, match="x is 'C', which is no symbol of E"):
         encoder(parse(json.dumps(enum)), kind)(pa.array([{"x": "C"}], kind))
+
+
+@pytest.mark.parametrize("storage", [{"type": "bytes"}, {"type": "fixed", "name": "F", "size": 16}])
+def test_decimals_of_38_digits_keep_all_of_them(storage: dict[str, Any]) -> None:
+    schema = storage | {"logicalType": "decimal", "precision": 38, "scale": 2}
+    value = Decimal("-123456789012345678901234567890123456.78")
+    column = pa.array([value], pa.decimal128(38, 2))
+    (data,) = encoder(parse(json.dumps(schema)), column.type)(column)
+    assert data is not None
+    assert read(schema, data) == value
