@@ -297,3 +297,12 @@ def test_times_are_the_same_one_by_one_and_at_once(kind: pa.DataType) -> None:
         assert alone.to_pylist() == beside.to_pylist()[:-1]
         assert told.keys() - failures.keys() == {4}
         assert alone.to_pylist()[1:] == [{"n": 2, "s": None}, {"n": None, "s": {"a": None, "l": None}}, None]
+
+
+def test_decimals_are_read_with_all_of_their_digits_or_told() -> None:
+    kind = pa.struct([("d", pa.decimal128(38, 2))])
+    most = "123456789012345678901234567890123456.78"
+    assert outcome(kind, b'{"d": %s000}' % most.encode()) == {"d": Decimal(most)}
+    assert outcome(kind, b'{"d": "-%s"}' % most.encode()) == {"d": Decimal("-" + most)}
+    for text in ("0.1" + "0" * 120 + "1", "1e9999999", "-1e-9999999", most + "1"):
+        assert "does not fit decimal(38, 2)" in outcome(kind, b'{"d": %s}' % text.encode())
