@@ -155,10 +155,13 @@ def _block(data: bytes, at: int, empty: bool) -> tuple[int, int, int | None]:
     return count, at, end
 
 
-def has_no_bytes(schema: AvroType) -> bool:
-    """Return true if no value of a schema takes a byte."""
+def has_no_bytes(schema: AvroType, within: tuple[AvroType, ...] = ()) -> bool:
+    """Return true if no value of a schema takes a byte. `within` are the records around it, which do not count again if
+    it holds them.
+    """
     if schema.kind == "record":
-        return all(has_no_bytes(field.kind) for field in schema.fields if field.kind is not schema)
+        inner = (*within, schema)
+        return all(has_no_bytes(field.kind, inner) for field in schema.fields if field.kind not in inner)
     return schema.kind == "null" or (schema.kind == "fixed" and schema.size == 0)
 
 
@@ -426,7 +429,7 @@ def whole_limits(writer: AvroType, reader: AvroType) -> tuple[int, int, int]:
     elif reader.logical.endswith("-micros"):
         factor = 1000 if writer.logical.endswith("-millis") else 1
     if factor > 1:
-        low, high = -((2**63) // factor), (2**63 - 1) // factor
+        low, high = max(low, -((2**63) // factor)), min(high, (2**63 - 1) // factor)
     return low, high, factor
 
 

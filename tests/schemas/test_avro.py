@@ -408,3 +408,28 @@ def test_decimals_of_38_digits_keep_all_of_them(storage: dict[str, Any]) -> None
     (data,) = encoder(parse(json.dumps(schema)), column.type)(column)
     assert data is not None
     assert read(schema, data) == value
+
+
+def test_milliseconds_have_no_more_bits_than_the_writer_s_type() -> None:
+    wide, narrow = record(("t", "long")), record(("t", "int"))
+    millis = record(("t", {"type": "long", "logicalType": "timestamp-millis"}))
+    local = record(("t", {"type": "long", "logicalType": "local-timestamp-millis"}))
+    for number in (2**31, 2**40, -(2**31) - 1):
+        for read_as in (None, millis, local):
+            assert read(narrow, written(wide, {"t": number}), read_as) == (
+                f"a number of it is {number}, beyond what its type holds"
+            )
+    assert read(narrow, written(narrow, {"t": 2**31 - 1}), local) == {"t": datetime(1970, 1, 25, 20, 31, 23, 647000)}
+    most = (2**63 - 1) // 1000
+    assert "beyond what its type holds" in read(wide, written(wide, {"t": most + 1}), millis)
+
+
+def test_a_record_that_holds_itself_by_others_is_told() -> None:
+    inner = record(("a", "A"), name="B")
+    items = {"type": "array", "items": record(("b", inner), name="A")}
+    written_by = record(("l", items), ("n", "int"))
+    for schema in (items["items"], items, written_by):
+        with pytest.raises(SchemaError, match="the record A holds itself"):
+            reader(schema)
+    assert read(written_by, b"\0\x0e", record(("n", "int"))) == {"n": 7}
+    assert read(written_by, b"\x02\0\x0e", record(("n", "int"))) == "it is nested too deeply"
