@@ -615,8 +615,8 @@ def plain_value(schema: AvroType, value: Any) -> Any:
 
 def _skip(schema: AvroType, named: dict[str, list[Read]], *, texts: bool = False) -> Read:
     """Return the function that skips a value of the schema, and returns the position behind it. It checks numbers,
-    indexes and sizes as a reader would, and with `texts` also the UTF-8 of texts, which else it does not. `named` holds,
-    by name, the functions of records that are made so far, for a record that contains itself.
+    indexes and sizes as a reader would, and with `texts` also the UTF-8 of texts, which else it does not. `named`
+    holds, by name, the functions of records that are made so far, for a record that contains itself.
     """
     if schema.name and schema.kind == "record":
         if schema.name in named:
