@@ -332,6 +332,12 @@ def test_a_record_that_holds_itself_is_passed_over_and_is_no_column() -> None:
         ('{"type": "fixed", "name": "F"}', "the size None"),
         ('{"type": "enum", "name": "E", "symbols": ["A"], "default": "B"}', "none of its symbols"),
         ("7", "where a type has to be"),
+        (json.dumps(record(aliases=5)), "R has the aliases 5, which are no list of names"),
+        (json.dumps(record(aliases=["S", 5])), "the aliases .*, which are no list of names"),
+        (json.dumps(record({"name": "x", "type": "int", "aliases": "y"})), "x has the aliases 'y'"),
+        (json.dumps(record(namespace=5)), "R has the namespace 5, which is no text"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"type": "record", "name": "R", "fields": [{"name": "x", "type": ' * 450 + "5" + "}]}" * 450, "too deeply"),
     ],
 )
 def test_malformed_schemas_are_told(text: str, told: str) -> None:
@@ -339,11 +345,40 @@ def test_malformed_schemas_are_told(text: str, told: str) -> None:
         parse(text)
 
 
+def test_a_column_that_is_too_deep_is_told() -> None:
+    for levels, told in ((100, False), (101, True), (700, True)):
+        schema = parse('{"type": "array", "items": ' * levels + '"int"' + "}" * levels)
+        if told:
+            with pytest.raises(SchemaError, match="nested too deeply, more than 100 levels"):
+                AvroReader(schema, schema)
+        else:
+            assert AvroReader(schema, schema).decode([b"\0"])[0].to_pylist() == [[]]
+
+
 def test_names_are_found_in_their_namespace() -> None:
     schema = record(
         ("a", {"type": "enum", "name": "E", "symbols": ["X"]}), ("b", "E"), ("c", "shop.E"), name="R", namespace="shop"
     )
     assert str(arrow_type(parse(json.dumps(schema)))) == "struct<a: string, b: string, c: string>"
+
+
+def test_an_empty_namespace_is_none() -> None:
+    """In a record that has a namespace, too."""
+    inner = {"type": "enum", "name": "E", "namespace": "", "symbols": ["X"]}
+    used = record(("a", inner), ("b", "E"), name="R", namespace="shop")
+    (first, second) = parse(json.dumps(used)).fields
+    assert (first.kind.name, second.kind) == ("E", first.kind)
+    nested = record(("e", record(("x", "E"), name="I", namespace="")), name="shop.R")
+    with pytest.raises(SchemaError, match="names the type E"):
+        parse(json.dumps(nested), [json.dumps(inner | {"namespace": "shop"})])
+    again = parse(json.dumps(record(("a", inner), ("b", inner | {"namespace": "shop"}), namespace="shop")))
+    assert [field.kind.name for field in again.fields] == ["E", "shop.E"]
+
+
+def test_true_and_false_are_no_digits_of_a_decimal() -> None:
+    for wrong in ({"precision": True}, {"precision": 5, "scale": True}, {"precision": 5, "scale": False}):
+        schema = {"type": "bytes", "logicalType": "decimal"} | wrong
+        assert arrow_type(parse(json.dumps(schema))) == pa.binary()
 
 
 KIND = pa.struct(

@@ -262,9 +262,7 @@ def test_a_registry_that_never_answers_as_a_whole_is_told(
 ) -> None:
     monkeypatch.setattr(confluent, "ATTEMPTS", 1)
     answers[1].append(answer)
-    with pytest.raises(
-        SchemaError, match=r"set schema.registry.url to a registry that answers, or try again: .* fails"
-    ):
+    with pytest.raises(SchemaError, match=r"set schema.registry.url to a registry that answers.* fails"):
         ConfluentRegistry(RegistryAccess(answers[0])).by_id(1)
 
 
