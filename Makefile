@@ -10,7 +10,7 @@ QUICK  := -m "not slow and not pulsar"
 TWICE  := $(BIN)/python tests/support/second_attempt.py
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-pulsar test-grants test-full test-faults lint clean conformance conformance-fast conformance-secure conformance-workers conformance-control conformance-flink conformance-franz-go conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar mesh-crashes mesh-example mesh-fast mesh-takeover mesh-acls bench bench-mesh bench-pulsar bench-tls bench-functions bench-spark bench-spark-batches bench-typed schemas test-schemas soak soak-fast checker checker-fast checker-tenants functions-faults functions-fast rights rights-fast copier failover
+.PHONY: help run test test-pulsar test-grants test-full test-faults lint clean conformance conformance-fast conformance-secure conformance-workers conformance-control conformance-flink conformance-franz-go conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar mesh-crashes mesh-example mesh-fast mesh-rows mesh-takeover mesh-acls bench bench-mesh bench-pulsar bench-tls bench-functions bench-spark bench-spark-batches bench-typed schemas test-schemas soak soak-fast checker checker-fast checker-tenants functions-faults functions-fast rights rights-fast copier failover
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-23s %s\n", $$1, $$2}'
@@ -100,6 +100,10 @@ mesh-crashes: $(VENV)/.test ## a mesh killed 20 times in 50 batches: both trigge
 	$(BIN)/python -m conformance.mesh --kills 20 --batches 50 --spark standalone --trigger batch --apart $(ARGS)
 	$(BIN)/python -m conformance.mesh --kills 10 --batches 25 --server pulsar $(ARGS)
 	$(BIN)/python -m conformance.mesh --kills 10 --batches 25 --server kafka --trigger batch $(ARGS)
+
+mesh-rows: $(VENV)/.test ## a mesh of a source, a query and a Parquet sink, killed 12 times with each trigger: each row once (Java 17): a quarter of an hour
+	$(BIN)/python -m conformance.mesh.rows --kills 12 $(ARGS)
+	$(BIN)/python -m conformance.mesh.rows --kills 12 --trigger batch $(ARGS)
 
 mesh-takeover: $(VENV)/.test ## two drivers of a mesh, of which each is paused in turn: exactly once (Java 17)
 	$(BIN)/python -m conformance.mesh.takeover $(ARGS)

@@ -243,8 +243,30 @@ def spark_connect_reads_and_writes(run: Run) -> None:
 @beyond(limit=240)
 def standalone_cluster(run: Run) -> None:
     """What `kop spark --master` gives a cluster: the tasks run in executors, which are processes of their own."""
+    with folder() as path:
+        on_cluster(run, path)
+
+
+@beyond(limit=480, alone=True)
+def executors_run_the_environment_of_an_archive(run: Run) -> None:
+    """What `kop spark --pack` writes is all that an executor has of kop and of its clients."""
+    with folder() as path:
+        archive = f"{path}/environment.tar.gz"
+        packing = [sys.executable, "-m", "kop.cli.main", "spark", "--pack", archive]
+        done = subprocess.run(packing, capture_output=True, text=True, check=False, timeout=240 * PATIENCE)
+        same((done.returncode, done.stderr if done.returncode else ""), (0, ""), "packing")
+        settings = [f"spark.archives={archive}#environment", "spark.pyspark.python=./environment/bin/python"]
+        said = on_cluster(run, path, *settings)
+        for home, (python, module) in zip(said["homes"], said["origins"], strict=True):
+            same(python, f"{home}/environment/bin/python", "the Python of a task")
+            assert Path(module).is_relative_to(f"{home}/environment"), f"kop of a task: {module}"
+
+
+def on_cluster(run: Run, path: str, *settings: str) -> Any:
+    """Run a script on a cluster, with settings on one whose executors know nothing of this checkout; what it said."""
     topic, copy = make_topic(run, partitions=2), make_topic(run, partitions=2)
-    with folder() as path, cluster(path) as master:
+    with cluster(path, knows_kop=not settings) as master:
+        given = ["spark.conformance=a value", "spark.driver.host=127.0.0.1", "spark.executor.memory=512m"]
         text = output_of(
             "spark_on_cluster.py",
             json.dumps(run.spark),
@@ -254,8 +276,7 @@ def standalone_cluster(run: Run) -> None:
             seconds=180,
             by=(
                 *("-m", "kop.cli.main", "spark", "--bootstrap", run.bootstrap, "--master", master),
-                *("--conf", "spark.conformance=a value", "--conf", "spark.driver.host=127.0.0.1"),
-                *("--conf", "spark.executor.memory=512m", "--conf", "spark.ui.enabled=false"),
+                *(text for setting in (*given, "spark.ui.enabled=false", *settings) for text in ("--conf", setting)),
             ),
         )
         said = json.loads(text.strip().splitlines()[-1])
@@ -263,11 +284,13 @@ def standalone_cluster(run: Run) -> None:
         same(said["values"], list(range(10)))
         assert all(home.startswith(f"{path}/work/") for home in said["homes"]), said
         same(sorted(committed(run, copy), key=int), [str(n) for n in range(10)])
+        return said
 
 
 @contextlib.contextmanager
-def cluster(path: str) -> Iterator[str]:
+def cluster(path: str, *, knows_kop: bool) -> Iterator[str]:
     """Spark's own master and one worker, of the jars in PySpark; gives the master's URL."""
+    environment = {name: value for name, value in os.environ.items() if knows_kop or name != "PYTHONPATH"}
     tool = [str(Path(pyspark.__file__).parent / "bin" / "spark-class")]
     where = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
     work = ["--cores", "2", "--memory", "1g", "--work-dir", f"{path}/work"]
@@ -277,7 +300,7 @@ def cluster(path: str) -> Iterator[str]:
             said = Path(path) / f"{name}.log"
             command = [*tool, f"org.apache.spark.deploy.{name.lower()}.{name}", *where, *arguments]
             with said.open("w") as log:
-                process = subprocess.Popen(command, stdout=log, stderr=log)
+                process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
             stack.callback(process.wait, 30)
             stack.callback(process.terminate)
             return said

@@ -6,11 +6,13 @@ kafka-python fills the topics and looks at what came out.
 from __future__ import annotations
 
 import json
+import uuid
 from pathlib import Path
 from typing import Any
 
 from kafka import TopicPartition
 from kafka_python_kit import consumer, make_topic, producer
+from pyspark.sql.datasource import DataSource, DataSourceWriter, WriterCommitMessage
 from spark_kit import PATIENCE, case, folder, refused, session
 from suite import Run, eventually, same
 
@@ -61,15 +63,20 @@ class Words:
         checkpoints = str(self.file.parent / "checkpoints")
         return run_mesh(session(), str(self.file), options=options, once=once, checkpoints=checkpoints)
 
-    def counted(self) -> list[str]:
-        values = []
+    def came(self) -> list[tuple[str, str]]:
+        """The keys and values that have come out."""
+        made = []
         with consumer(self.run, isolation_level="read_committed", auto_offset_reset="earliest") as client:
             places = [TopicPartition(self.target, number) for number in range(2)]
             client.assign(places)
             ends = client.end_offsets(places)
             while any(client.position(place) < ends[place] for place in places):
-                values += [r.value.decode() for some in client.poll(timeout_ms=500).values() for r in some]
-        return sorted(values)
+                records = [r for some in client.poll(timeout_ms=500).values() for r in some]
+                made += [((r.key or b"").decode(), r.value.decode()) for r in records]
+        return made
+
+    def counted(self) -> list[str]:
+        return sorted(value for _, value in self.came())
 
 
 @case(kop=True, kafka=False, limit=180, alone=True)
@@ -228,6 +235,122 @@ def a_batch_that_is_written_again_is_in_a_table_once(run: Run) -> None:
         same(prices(), [0, 1, 2, 3, 4, 5], "and once again")
         write(rows.limit(1), 2)
         same(prices(), [0, 0, 1, 2, 3, 4, 5], "a record of another batch is another one")
+
+
+WINDOWS = """\
+name: {name}
+trigger: batch
+queries:
+  - name: {name}-minutes
+    sql: SELECT string(window.start) AS key, count(*) AS orders FROM orders GROUP BY window(at, '1 minute')
+    views:
+      orders: {{subscribe: {source}, valueFormat: json, valueSchema: at TIMESTAMP, watermark: value.at 5 minutes}}
+    output: {target}
+"""
+
+
+@case(kop=True, kafka=False, limit=180, alone=True)
+def a_watermark_closes_windows_and_drops_late_records(run: Run) -> None:
+    with folder() as path:
+        words = Words(run, path, "true")
+        words.file.write_text(WINDOWS.format(name=words.source, source=words.source, target=words.target))
+
+        def order(*minutes: int) -> None:
+            with producer(run) as p:
+                for minute in minutes:
+                    p.send(words.source, json.dumps({"at": f"2026-01-01T12:{minute:02}:30Z"}).encode())
+
+        def closed() -> list[tuple[int, int]]:
+            return sorted((int(key[14:16]), json.loads(value)["orders"]) for key, value in words.came())
+
+        mesh: Any = words.start(once=False)
+        try:
+            eventually(lambda: mesh.status()["state"] == "running", 60 * PATIENCE)
+            order(0, 1, 0, 2, 10)
+            eventually(lambda: closed() == [(0, 2), (1, 1), (2, 1)], 60 * PATIENCE)
+            order(1, 3, 6, 30)  # minutes 1 and 3 are late, for the watermark is at 12:05:30
+            eventually(lambda: closed() == [(0, 2), (1, 1), (2, 1), (6, 1), (10, 1)], 60 * PATIENCE)
+        finally:
+            mesh.stop()
+        same(closed(), [(0, 2), (1, 1), (2, 1), (6, 1), (10, 1)], "in the end")
+
+
+def lines_format() -> Any:
+    """A format of a user with a writer for batches alone: a file of JSON lines for each task.
+
+    Its classes are made here, so that they travel to Python workers, which cannot import this module.
+    """
+
+    class Writer(DataSourceWriter):  # type: ignore[misc]  # PySpark is not there for mypy
+        def __init__(self, path: str) -> None:
+            self._path = path
+
+        def write(self, iterator: Any) -> Any:
+            Path(self._path, f"{uuid.uuid4().hex}.lines").write_text("".join(f"{row.value}\n" for row in iterator))
+            return WriterCommitMessage()
+
+    class Lines(DataSource):  # type: ignore[misc]
+        @classmethod
+        def name(cls) -> str:
+            return "kop_lines"
+
+        def writer(self, schema: Any, overwrite: bool) -> Any:
+            return Writer(self.options["path"])
+
+    return Lines
+
+
+OTHER = """\
+name: {name}
+trigger: batch
+sinks:
+  - name: {name}-table
+    inputs: [{source}]
+    format: org.apache.spark.sql.execution.datasources.jdbc.JdbcRelationProvider
+    options: {{url: "jdbc:derby:{path}/db;create=true", driver: org.apache.derby.jdbc.EmbeddedDriver, dbtable: words}}
+    columns: ["string(value) AS word"]
+  - name: {name}-lines
+    inputs: [{source}]
+    format: kop_lines
+    options: {{path: "{path}/lines"}}
+    valueFormat: string
+"""
+
+
+@case(kop=True, kafka=False, limit=240, alone=True)
+def sinks_of_other_formats_have_each_row_at_least_once(run: Run) -> None:
+    """Spark's own writer of tables by the name of its class, of which the mesh knows nothing, and one of a user."""
+    with folder() as path:
+        words = Words(run, path, "true")
+        words.file.write_text(OTHER.format(name=words.source, source=words.source, path=path))
+        Path(path, "lines").mkdir()
+        session().dataSource.register(lines_format())
+
+        def table() -> list[str]:
+            options = {"url": f"jdbc:derby:{path}/db", "driver": "org.apache.derby.jdbc.EmbeddedDriver"}
+            rows = session().read.format("jdbc").options(**options, dbtable="words").load()
+            return sorted(row.word for row in rows.collect())
+
+        def lines() -> list[str]:
+            return sorted(line for file in Path(path, "lines").iterdir() for line in file.read_text().splitlines())
+
+        def both() -> tuple[list[str], list[str]]:
+            return table(), lines()
+
+        def written(count: int, end: list[str]) -> None:
+            """Run to the end, and forget that a batch was written: the next run writes it again."""
+            same(words.start(once=True).wait(120 * PATIENCE), True, "the mesh has ended")
+            same(both(), (end, end), "what the sinks have")
+            commits = [*Path(path, "checkpoints").glob(f"**/commits/{count - 1}")]
+            same(len(commits), 2, "batches of the sinks")
+            for commit in commits:
+                commit.unlink()
+                commit.with_name(f".{commit.name}.crc").unlink(missing_ok=True)
+
+        words.say("to be or")
+        written(1, ["be", "or", "to"])
+        words.say("not")
+        written(2, ["be", "be", "not", "or", "or", "to", "to"])
 
 
 BAD = """\

@@ -7,6 +7,7 @@ Writes ten rows to TOPIC, reads them back, and copies all columns to COPY exactl
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -28,9 +29,16 @@ def main(options: str, topic: str, copy: str, checkpoint: str) -> None:
     writer.options(**once).trigger(availableNow=True).start().awaitTermination()
 
     context = spark.sparkContext
-    homes = context.parallelize(range(2), 2).map(lambda _: os.getcwd()).collect()  # each executor has a folder
+    tasks = context.parallelize(range(2), 2)
+    homes = tasks.map(lambda _: os.getcwd()).collect()  # each executor has a folder
+    origins = tasks.map(lambda _: (sys.executable, importlib.import_module("kop.spark").__file__)).collect()
     setting = context.getConf().get("spark.conformance")
-    print(json.dumps({"master": context.master, "values": values, "homes": homes, "setting": setting}), flush=True)
+    print(
+        json.dumps(
+            {"master": context.master, "values": values, "homes": homes, "setting": setting, "origins": origins}
+        ),
+        flush=True,
+    )
     spark.stop()
 
 

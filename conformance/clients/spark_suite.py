@@ -15,6 +15,7 @@ from typing import Any
 
 import spark_beyond  # noqa: F401  (declares its cases)
 import spark_mesh  # noqa: F401  (declares its cases)
+import spark_mesh_driver  # noqa: F401  (declares its cases)
 import spark_pulsar  # noqa: F401  (declares its cases)
 import spark_streams  # noqa: F401  (declares its cases)
 import spark_transactions  # noqa: F401  (declares its cases)

@@ -7,14 +7,14 @@ Three functions run as one component (`functions.py`), or each as one with `--ap
 each message, the messages of a key are counted in state of the partition, and the end. A producer writes 100 records a
 second of 20 keys to two partitions. Before each kill so many records must have come out since the last one: a driver
 that has done nothing yet proves nothing. In the end each record has to be there once, with the counts of its key in
-order.
+order, and Ctrl-C has to end the mesh within 5 s and leave no transaction open.
 
 `local` is `local[2,8]`, `standalone` a master with two workers of PySpark's own jars, each with an executor. In ten
 kills the checkpoints are deleted once while the mesh runs. With `--server kafka` an Apache Kafka is in the gateway's
 place, and is killed as it is; with `pulsar` the gateway is over an Apache Pulsar.
 
 The same with committed offsets ignored has to show duplicates, else this test could not fail (`--proof`).
-Needs Java 17; PySpark goes into the venv of the suite `spark-kop`. The exit code is 1 if something is missing or twice.
+Needs Java 17; PySpark goes into the venv of the suite `spark-kop`. The exit code is 1 if something is wrong.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 
+from conformance.mesh.open_transactions import open_transactions
 from conformance.mesh.processes import Driver, Standalone, kill_executor, kill_python_workers
 from conformance.mesh.pyspark_python import add_options, python_of
 from conformance.servers import Kafka, Kop, KopOverPulsar
@@ -48,6 +49,8 @@ BETWEEN = 100
 """How many records have to come out between two kills."""
 SECONDS = 600.0
 """How long it may take until so many have come out."""
+CTRL_C_SECONDS = 5.0
+"""How long Ctrl-C may take here: 2 s on a machine that does nothing else."""
 LOCAL = "local[2,8]"
 CHECKPOINT = "checkpoint"
 VICTIMS = {
@@ -217,8 +220,9 @@ class Crashes:
             if not self._blind:  # else what came out says nothing about what is missing
                 self._wait(sent, 0)
             seconds = self._driver.stop()
+            faults = {"left open": left_open(bootstrap), "late ends": int(seconds > CTRL_C_SECONDS)}
             self._output.read()
-            faults = faults_of(self._output.values, sent)
+            faults = faults_of(self._output.values, sent) | faults
             self._tell(sent, faults, seconds)
         return faults
 
@@ -292,6 +296,18 @@ class Crashes:
                     shutil.copytree(self._driver.folder, os.environ["KEEP_LOGS"], dirs_exist_ok=True)
                 sys.exit(f"{why}; {there}:\n{self._driver.tail(40)}")
             time.sleep(0.3)  # a topic does not say when it grows
+
+
+def left_open(bootstrap: str) -> int:
+    """Return how many transactions the mesh has left open, and say which."""
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+    try:
+        left = open_transactions(admin)
+    finally:
+        admin.close()
+    for name in left:
+        print(f"  left open: {name}", flush=True)
+    return len(left)
 
 
 def server_of(kind: str, folder: Path) -> Any:

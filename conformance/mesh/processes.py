@@ -109,16 +109,17 @@ class Driver:
             self.process = None
 
     def stop(self) -> float:
-        """End it as Ctrl-C does; how many seconds that took."""
+        """End it as Ctrl-C does, which all processes of the terminal get; how many seconds that took."""
         assert self.process is not None
         began = time.monotonic()
-        self.process.send_signal(signal.SIGINT)
+        os.killpg(self.process.pid, signal.SIGINT)
         code = self.process.wait(60)
+        seconds = time.monotonic() - began
         if code:
             sys.exit(f"kop mesh run ended with {code}:\n{self.tail(40)}")
         end_session(self.process)
         self.process = None
-        return time.monotonic() - began
+        return seconds
 
     def tail(self, lines: int) -> str:
         """The last lines of what it has said, and of what Spark and the functions have printed."""

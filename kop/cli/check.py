@@ -25,6 +25,7 @@ from kop.cli.common import (
     client,
     explain,
     fail,
+    is_server_given,
     misadvertised,
     named,
     one_line,
@@ -43,6 +44,7 @@ from kop.config import Config
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 RECORDS = 50
 STEP_SECONDS = 20.0
+"""The seconds for which a step waits for what it expects."""
 SHOWN = 5
 """The number of topics that a line of the output names; of more it gives the number."""
 
@@ -84,7 +86,7 @@ def command(bootstrap: str, admin_url: str | None) -> None:
     config = Config.load(os.environ.get("KOP_CONFIG") or None)
     admin_url = admin_url or configured_url(config)
     behind = _pulsar_steps(admin_url, config) if admin_url else []
-    alone = bool(behind) and _is_default("bootstrap") and all(map(unreachable, addresses(bootstrap)))
+    alone = bool(behind) and not is_server_given() and all(map(unreachable, addresses(bootstrap)))
     trip = RoundTrip(bootstrap)
     steps: list[Step] = [
         ("connect", trip.connect, ()),
@@ -119,11 +121,6 @@ def command(bootstrap: str, admin_url: str | None) -> None:
     else:
         done = f"Everything works: all {len(tried)} steps against {bootstrap}."
     click.echo(wrapped(done + more))
-
-
-def _is_default(option: str) -> bool:
-    """Return true if nobody has given the option of the command that has this name."""
-    return click.get_current_context().get_parameter_source(option) is click.core.ParameterSource.DEFAULT
 
 
 def _pulsar_steps(url: str, config: Config) -> list[Step]:
@@ -243,6 +240,8 @@ class RoundTrip:
         self.name = f"kop-check-{clock.uuid4().hex[:12]}"
         self.end = 0
         """The end offset of the check's topic: the number of records that were produced to its partition 0."""
+        self.may_have_group = False
+        """True from the step that makes the check's consumer group to the one that deletes it."""
 
     def connect(self) -> str:
         """Connect by TCP, and ask for ApiVersions and Metadata. Return a line with the number of brokers; the command
@@ -268,14 +267,14 @@ class RoundTrip:
 
     def create_topic(self) -> str:
         """Create the check's topic, of two partitions, by CreateTopics, and check that Metadata shows it. Return a line
-        that says so; CliError if the server refuses it.
+        that says so; CliError if the server refuses it, kafka-python's error if it does not show it after 20 s.
         """
         with admin(self.bootstrap) as server:
             wanted = {self.name: {"num_partitions": 2, "configs": {"retention.ms": "3600000"}}}
             result = server.create_topics(wanted, raise_errors=False)["topics"][0]
             if result["error_code"]:
                 fail(reason(result["error_code"], result["error_message"]))
-            server.wait_for_topics([self.name])
+            server.wait_for_topics([self.name], timeout_ms=int(STEP_SECONDS * 1000))
         return f"{self.name} with 2 partitions"
 
     def change_config(self) -> str:
@@ -351,6 +350,7 @@ class RoundTrip:
         """
         from kafka import TopicPartition
 
+        self.may_have_group = True
         settings = {"group_id": self.name, "enable_auto_commit": False, "auto_offset_reset": "earliest"}
         with client("KafkaConsumer", self.bootstrap, **settings) as consumer:
             consumer.subscribe([self.name])
@@ -371,10 +371,10 @@ class RoundTrip:
         from kafka import TopicPartition
 
         with admin(self.bootstrap) as server:
-            described = retrying(server.describe_groups, [self.name])[self.name]
+            described = retrying(server.describe_groups, [self.name], seconds=STEP_SECONDS)[self.name]
             if described["error"]:
                 fail(named(described["error"]))
-            offsets = retrying(server.list_group_offsets, {self.name: None})[self.name]
+            offsets = retrying(server.list_group_offsets, {self.name: None}, seconds=STEP_SECONDS)[self.name]
         committed = offsets.get(TopicPartition(self.name, 0))
         if committed is None or committed.offset != self.end:
             fail(f"should be {self.end} and is {committed.offset if committed else 'not there'}")
@@ -389,9 +389,10 @@ class RoundTrip:
         from kafka import errors
 
         with admin(self.bootstrap) as server:
-            answer = dict(retrying(server.delete_groups, [self.name]))[self.name]
+            answer = dict(retrying(server.delete_groups, [self.name], seconds=STEP_SECONDS))[self.name]
             if answer != "OK":
                 fail(reason(getattr(errors, answer).errno))
+        self.may_have_group = False
         return "gone"
 
     def delete_topic(self) -> str:
@@ -411,12 +412,15 @@ class RoundTrip:
 
     @contextlib.contextmanager
     def cleaning_up(self, worked: set[str]) -> Iterator[None]:
-        """Delete the check's topic if an exception such as Ctrl-C ends the block after the step that made it, before
-        the one that deletes it. The block's exception goes on.
+        """Delete the check's group and its topic if an exception such as Ctrl-C ends the block after the step that made
+        them, before the one that deletes them. The block's exception goes on.
         """
         try:
             yield
         except BaseException:
+            if self.may_have_group:
+                with contextlib.suppress(Exception):
+                    self.delete_group()
             if "create topic" in worked and "delete topic" not in worked:
                 with contextlib.suppress(Exception):
                     self.delete_topic()

@@ -201,6 +201,15 @@ def _check_bootstrap(context: click.Context, __: click.Parameter, value: str) ->
     return value
 
 
+def is_server_given() -> bool:
+    """Return true if the user has named the servers of the command: by --bootstrap, in the environment, or in the file
+    of --client-config.
+    """
+    context = click.get_current_context()
+    given = context.get_parameter_source("bootstrap") is not click.core.ParameterSource.DEFAULT
+    return given or context.find_root().meta.get("kop.servers") is not None
+
+
 def pairs(values: Sequence[str], option: str) -> dict[str, str]:
     """Return the pairs of an option NAME=VALUE that may be given several times, as a dict. A usage error, which names
     `option`, if one has another form or a name is given twice.

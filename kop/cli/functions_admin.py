@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kop.cli.common import CliUsageError, json_option, note, print_json, print_table
+from kop.cli.common import CliUsageError, fail, json_option, note, print_json, print_table
 from kop.cli.functions_flags import (
     admin_options,
     config_file,
@@ -114,13 +114,17 @@ def _fqfn_of(config: dict[str, Any]) -> str:
 
 def _form(config: Mapping[str, Any], code: str | None) -> dict[str, FormPart]:
     from kop.cli.functions_rest import FormPart
+    from kop.functions.packages import PackageError, read_package
 
     form = {"functionConfig": FormPart(json.dumps(config).encode())}
     if code is not None:
         path = Path(code)
         if not path.is_file():
             raise CliUsageError(f"{code}: there is no such file")
-        form["data"] = FormPart(path.read_bytes(), path.name)
+        try:
+            form["data"] = FormPart(read_package(path).data, path.name)
+        except PackageError as error:
+            fail(str(error))
     return form
 
 

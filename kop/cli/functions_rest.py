@@ -104,7 +104,7 @@ class WorkerRest:
         try:
             with self._opener.open(request, timeout=SECONDS) as response:
                 etag = response.headers.get("ETag", "").strip('"')
-                revision = int(etag) if etag.isdigit() else None
+                revision = int(etag) if etag.isdecimal() else None
                 return RestAnswer(response.status, response.read(), revision, response.headers.get("Kop-Note", ""))
         except urllib.error.HTTPError as error:
             with error:

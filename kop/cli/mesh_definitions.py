@@ -31,12 +31,15 @@ STOP_SECONDS = 40.0
 """The seconds that a stop waits for the calls that are under way."""
 LOOK_SECONDS = 0.3
 mesh_argument = click.argument("mesh", metavar="MESH")
+part_argument = click.argument("part", required=False, default="")
 file_argument = click.argument("file", type=click.Path(exists=True, dir_okay=False))
 
 
 @contextmanager
 def _requests(server: AskedServer) -> Iterator[TopicRequests]:
-    """Yield the requests to the leader. An error in the block ends the command with one line."""
+    """Yield an object that asks the leader of the workers for changes of meshes; it is closed behind the block. An
+    error of a client or of a package in the block ends the command with one line.
+    """
     from kop.client.errors import ClientError, UnreachableError
     from kop.functions.packages import PackageError
     from kop.functions.topic_requests import TopicRequests
@@ -52,11 +55,13 @@ def _requests(server: AskedServer) -> Iterator[TopicRequests]:
 def checked_mesh(
     file: str, connection: tuple[str, str | None, str], cores: int | None = None, *, looks_at_code: bool
 ) -> AskedServer:
-    """Check a mesh's file by what its server has, and return the server. Mistakes end the command; what else its author
-    should know is told.
+    """Check a mesh's file by what its server has, and return the server. Mistakes in the file, a mesh without parts,
+    and a server that does not answer end the command; the mistakes that are seen without a server go first. What else
+    the author of the file should know is told on stderr.
 
     `connection` are the options --bootstrap, --client-config and --topic-namespace; `cores` is the number of tasks that
-    may run at once; None: as many as are needed.
+    may run at once; None: as many as are needed. `looks_at_code`: True if the code of functions is imported, in
+    processes of its own.
     """
     from kop.mesh.nodes import MeshError
 
@@ -82,7 +87,9 @@ def checked_mesh(
 
 
 def name_of(mesh: str) -> str:
-    """Return the full name of a mesh, which may be given by its file."""
+    """Return the full name of a mesh, which may be given by its file or by its name; a name without tenant and
+    namespace is one of public/default. A usage error if the file has mistakes, or a name that ends as a file's is none.
+    """
     from kop.functions.topics import TopicNames
     from kop.mesh import records
     from kop.mesh.file import read_mesh
@@ -215,7 +222,10 @@ def _there(server: AskedServer, name: str) -> tuple[MeshDefinition, dict[str, De
 
 
 def _changes(there: MeshDefinition, text: str, server: AskedServer) -> list[dict[str, Any]]:
-    """Return the rows that show what changes if the mesh becomes that of the file's text."""
+    """Return the rows that show what changes if the mesh `there` becomes that of the file's text: of what, its name,
+    the change. If this version of kop cannot read the mesh that is there, that is told on stderr, and the one row says
+    that the mesh is made anew. Code is not compared.
+    """
     from kop.mesh.definition import WHERE, defined_mesh
     from kop.mesh.diff import changes
     from kop.mesh.file import read_mesh
@@ -239,20 +249,26 @@ def _changes(there: MeshDefinition, text: str, server: AskedServer) -> list[dict
 def _changed(
     kind: str, what: str, mesh: str, part: str, as_json: bool, connection: tuple[str, str | None, str]
 ) -> None:
-    """Ask for a change of an existing mesh, and print the outcome."""
+    """Ask for a change (`kind`: start, stop or restart) of an existing mesh or of its `part`, and print `what` has
+    become of it. After a stop, wait at most 40 s until a driver has carried it out; else tell if the mesh has no
+    driver. A mesh that is not there, a refusal, and a stop that takes longer end the command with one line.
+    """
     name, server = name_of(mesh), asked_server(*connection)
     with _requests(server) as asking:
         there, _ = _there(server, name)
         answer = _granted(asking.change(kind, name, there.revision, part))
         report = report_of(server.settings, server.patience, name)
         if kind == "stop":
-            _wait_until_stopped(server.settings, server.patience, name)
+            _wait_until_stopped(server.settings, server.patience, name, part, answer.revision)
         elif not is_driven(report):
             note(f"{name} has no driver at the moment: kop mesh run {name}")
         _done(name, what, answer, as_json)
 
 
-def _wait_until_stopped(settings: dict[str, Any], patience: float, name: str) -> None:
+def _wait_until_stopped(settings: dict[str, Any], patience: float, name: str, part: str, revision: int | None) -> None:
+    """Wait until a driver of the mesh, if there is one, has stopped it, or has taken up the stop of its `part`: its
+    report has the revision of the stop, `revision`, or a later one. Ends the command with one line after 40 s.
+    """
     from kop.mesh import records
 
     end = clock.monotonic() + STOP_SECONDS
@@ -260,19 +276,27 @@ def _wait_until_stopped(settings: dict[str, Any], patience: float, name: str) ->
         report = report_of(settings, patience, name)
         if not is_driven(report) or state_of(report) not in {records.RUNNING, records.STARTING}:
             return
+        if part and report and state_of(report) == records.RUNNING and (report.get("revision") or 0) >= (revision or 0):
+            return
         time.sleep(LOOK_SECONDS)
-    fail(f"{name} was asked to stop, and has not within {STOP_SECONDS:g} s: a call takes long")
+    fail(f"{part or name} was asked to stop, and has not within {STOP_SECONDS:g} s: a call takes long")
 
 
 def _state_change(kind: str, done: str, short: str, text: str) -> click.Command:
-    """Return a command that asks for a change of a whole mesh; `done` says what has become of the mesh then."""
+    """Return the command `kop mesh KIND`, which asks for a change of a mesh, or of one part of it; `done` says what has
+    become of that then, `short` and `text` are its help.
+    """
 
     @click.command(kind, short_help=short, help=text)
     @mesh_argument
+    @part_argument
     @json_option
     @connection_options
-    def change(bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, as_json: bool) -> None:
-        _changed(kind, done, mesh, "", as_json, (bootstrap, client_config, topic_namespace))
+    def change(
+        bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, part: str, as_json: bool
+    ) -> None:
+        what = f"{part} {done}" if part else done
+        _changed(kind, what, mesh, part, as_json, (bootstrap, client_config, topic_namespace))
 
     return change
 
@@ -280,20 +304,22 @@ def _state_change(kind: str, done: str, short: str, text: str) -> click.Command:
 start = _state_change(
     "start",
     "started",
-    "Let a mesh run again that was stopped.",
-    "Start a mesh that was stopped, wherever its driver waits.",
+    "Let a mesh run again that was stopped, or one part.",
+    "Start a mesh that was stopped, with all parts, wherever its driver waits; with PART that part alone.",
 )
 stop = _state_change(
     "stop",
     "stopped",
-    "Let a mesh commit what it has begun, and stand still.",
-    "Stop a mesh, wherever its driver runs; returns once it has stopped. Its drivers wait for a start.",
+    "Let a mesh, or one part, commit what it has begun, and stand still.",
+    """Stop a mesh, wherever its driver runs; returns once it has stopped. Its drivers wait for a start.
+
+    With PART the other parts go on, and what they write for it waits in its topics.""",
 )
 
 
 @click.command("restart", short_help="Start the queries of a mesh again, or that of one part.")
 @mesh_argument
-@click.argument("part", required=False, default="")
+@part_argument
 @json_option
 @connection_options
 def restart(
@@ -324,11 +350,36 @@ def delete(bootstrap: str, client_config: str | None, topic_namespace: str, mesh
         if read_reports(settings, patience):
             topic = KeyedTopic(settings, records.TOPIC, patience)
             try:
+                left = records.decode(topic.read().get(records.key(records.GROUPS, name), b""))
+                _clean(server, {str(group) for part, group in left.items() if part not in there.parts})
                 kinds = (records.REPORT, records.LAYOUT, records.GROUPS)
                 topic.put({records.key(kind, name): None for kind in kinds})
             finally:
                 topic.close()
         _done(name, "deleted; its topics and the state of its functions are still there", answer, as_json)
+
+
+def _clean(server: AskedServer, groups: set[str]) -> None:
+    """Delete the offsets of parts that a deleted mesh had lost before, and no driver has started it since; not those of
+    groups that others have by now.
+    """
+    from kafka.errors import KafkaError
+
+    from kop.client.write_client import WriteClient
+    from kop.functions.topic_requests import read_definitions
+
+    meshes, functions = read_definitions(server.settings, server.patience)
+    groups -= {definition.spec.group for definition in functions.values()}
+    groups -= {part for mesh in meshes.values() for part in mesh.parts}
+    writer = WriteClient(server.settings, server.patience)
+    try:
+        for group in sorted(groups):
+            try:
+                writer.delete_group(group)
+            except KafkaError as error:
+                note(f"its offsets are still there: kop groups delete {group} ({error!r})")
+    finally:
+        writer.close()
 
 
 @click.command("get", short_help="Print the file of a mesh as it is defined.")
@@ -348,6 +399,7 @@ def get(bootstrap: str, client_config: str | None, topic_namespace: str, mesh: s
             "mesh": name,
             "revision": there.revision,
             "stopped": there.is_stopped,
+            "stopped_parts": sorted(there.stopped),
             "by": there.by,
             "at_ms": there.at_ms,
             "functions": {fqfn: dict(functions[fqfn].config) for fqfn in there.functions if fqfn in functions},

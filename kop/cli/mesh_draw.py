@@ -93,7 +93,9 @@ def draw(
 
 
 def live_mesh(settings: dict[str, Any], patience: float, name: str) -> Live:
-    """Return an object that gives the picture of a mesh of a server as it is at the time of asking."""
+    """Return an object that gives the state and the picture of a mesh of a server, by its full name, as they are at the
+    time of asking. The command ends with one line if the mesh is not there at first.
+    """
     from kop.mesh.definition import defined_mesh
     from kop.mesh.draw import Flow
     from kop.mesh.draw import draw as drawn

@@ -85,7 +85,9 @@ def validate(
 
 
 def cores_of(master: str | None) -> int | None:
-    """Return the number of cores that a master URL of Spark gives to tasks on this machine; None if it does not say."""
+    """Return the number of cores that a master URL of Spark gives to tasks on this machine: `local` is 1, `local[*]`
+    all. None if it is another URL, or none.
+    """
     local = _LOCAL.fullmatch(master or "")
     if local is None:
         return None
@@ -101,7 +103,9 @@ class AskedServer(NamedTuple):
 
 
 def asked_server(bootstrap: str, client_config: str | None, topic_namespace: str) -> AskedServer:
-    """Return the server of a command's options. An error ends the command with one line."""
+    """Return the server of a command's options, which is asked for the kind of topic names that it takes. Silences the
+    client's log. An error ends the command with one line.
+    """
     from kop.client.errors import ClientError, UnreachableError
     from kop.functions.localrun import names_of
 
@@ -121,8 +125,12 @@ def check_file(
     looks_at_code: bool = False,
     makes_topics: bool = False,
 ) -> Checked:
-    """Return all mistakes in a file, and its plan; a server is asked for topics if it is given. With `makes_topics` a
-    topic that is not there is no mistake.
+    """Return all mistakes in a mesh's file, its notes and its plan. `server` is asked for topics and those who write
+    them, unless it is None; `cores` is the number of tasks that may run at once, None: unknown. With `looks_at_code`
+    the code of functions is imported, in processes of its own.
+
+    With `makes_topics` a topic that is not there is no mistake, unless the file has externalWriters and does not name
+    it there. A usage error if the file is not UTF-8.
     """
     from kop.mesh.mesh_check import check
 
@@ -145,7 +153,8 @@ def _draft(file: str, server: AskedServer | None) -> Draft:
 
 def facts_of(mesh: Mesh, settings: dict[str, Any], patience: float) -> Facts:
     """Return what the driver of a mesh will find on a server: the partitions of the mesh's topics, and who else writes
-    them. An error ends the command with one line.
+    them. If this user may not read who does, a note in the facts says so. Any other error of the client ends the
+    command with one line. `patience`: the seconds for which requests are tried again.
     """
     from kop.client.errors import RIGHTS, ClientError, UnreachableError
     from kop.client.read_client import ReadClient
@@ -169,14 +178,18 @@ def facts_of(mesh: Mesh, settings: dict[str, Any], patience: float) -> Facts:
 
 
 def _wrong_codes(mesh: Mesh) -> CodeCheck:
-    """Check the code of all functions, several at once, and return a function that gives the mistakes of one."""
+    """Check the code of all functions at once, at most four at a time, and return a callable that gives the mistakes of
+    one of these functions.
+    """
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         wrong = dict(zip((id(part) for part in mesh.functions), threads.map(_wrong_code, mesh.functions), strict=True))
     return lambda part: wrong[id(part)]
 
 
 def _wrong_code(part: FunctionPart) -> list[str]:
-    """Return the mistakes in the code of a function, which is imported in a process of its own."""
+    """Return the mistakes in the code of a function, which is imported in a process of its own; a package is unpacked
+    into the user's cache before. State that is used without stateScope is a mistake, too.
+    """
     from kop.functions.code_check import check
     from kop.functions.function import CodePlace
     from kop.functions.packages import PackageError, read_package, unpack

@@ -57,7 +57,9 @@ class Live:
         self._due = float("-inf")
 
     def shown(self) -> tuple[str, str, Mapping[str, Any]]:
-        """Return state, picture and values of the mesh, at most a second old."""
+        """Return state, picture and values of the mesh, at most a second old; else they are asked for anew, by one
+        thread at a time. Errors of that are raised, and the next call asks again.
+        """
         with self._lock:
             if clock.monotonic() >= self._due:
                 self._shown = self._look()
@@ -66,13 +68,17 @@ class Live:
 
 
 def live_server(live: Live, listen: Address) -> ThreadingHTTPServer:
-    """Return the HTTP server of the page. A usage error if other machines than this one could reach it."""
+    """Return the HTTP server of the page, which listens already and serves nothing yet. A usage error if other machines
+    than this one could reach its address, or the address cannot be used.
+    """
     if not is_loopback(listen.host):
         raise CliUsageError(f"--listen {listen}: the page is for this machine alone, as on 127.0.0.1:8080")
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            """Answer a browser of this machine."""
+            """Answer a browser of this machine: the page, the picture or its values; 503 with the reason if the mesh's
+            server cannot be asked. 403 if the Host header names another host than this machine.
+            """
             host = _PORT.sub("", self.headers.get("Host", "")).strip("[]")
             if not is_loopback(host):  # a page of others that has its name point here
                 self._answer(HTTPStatus.FORBIDDEN, "text/plain", "ask by 127.0.0.1")
@@ -121,7 +127,7 @@ def live_server(live: Live, listen: Address) -> ThreadingHTTPServer:
 
 
 def serve(live: Live, listen: Address) -> None:
-    """Serve the page until a signal."""
+    """Serve the page, whose address is told on stderr, until SIGINT or SIGTERM; then close it and return."""
     server = live_server(live, listen)
     stop = StopSignals()
     threading.Thread(target=server.serve_forever, name="kop-mesh-live", daemon=True).start()

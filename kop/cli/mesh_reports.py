@@ -12,7 +12,9 @@ from kop import clock
 
 
 def read_reports(settings: Mapping[str, Any], patience: float) -> dict[str, dict[str, Any]]:
-    """Return the last report of each mesh, by its full name."""
+    """Return the last report of each mesh that has one, by its full name; the whole topic of reports is read. Empty if
+    there is no such topic. `patience`: the seconds for which requests are tried again.
+    """
     from kop.client.keyed_topic import KeyedTopic
     from kop.mesh import records
 
@@ -30,14 +32,16 @@ def report_of(settings: Mapping[str, Any], patience: float, name: str) -> dict[s
 
 
 def state_of(report: Mapping[str, Any] | None) -> str:
-    """Return the state that a report gives as of now; empty if there is no report."""
+    """Return the state of a mesh as of now by its report: `gone` if its driver was running or starting and has said
+    nothing for more than 10 s. Empty if there is no report.
+    """
     from kop.mesh import records
 
     return "" if not report else records.state_of(report, clock.wall_ms())
 
 
 def is_driven(report: Mapping[str, Any] | None) -> bool:
-    """Return if a driver has written a report a moment ago."""
+    """Return if a driver has written this report in the last 10 s, in whatever state the mesh is."""
     from kop.mesh import records
 
     return (

@@ -43,7 +43,9 @@ class ShownMesh:
         self.lags = _lags(settings, patience, self.report)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the data that `status` shows, as JSON values."""
+        """Return the data that `status` shows, as JSON values: the mesh, its components, parts, edges and conditions,
+        as definition, report and offsets had them when this object was made.
+        """
         report, state = self.report, self.state
         assert self.definition is not None
         components = {part["name"]: part for part in report.get("components", ())}
@@ -87,9 +89,11 @@ class ShownMesh:
         return sum(lags) if lags else None
 
     def edges(self) -> list[dict[str, Any]]:
-        """Return each topic with each part that reads it: the rate, None if it is not known, and the lag.
+        """Return each topic with each part that reads it: the rate in messages a second, 0 if the mesh does not run,
+        None if it is not known, and the lag in messages.
 
-        Within a component there is no lag: messages are passed on in memory.
+        The lag is None within a component, whose messages are passed on in memory, and if the part has no consumer
+        group.
         """
         rates = {(edge["part"], edge["topic"]): edge["rate"] for edge in self.report.get("edges", ())}
         return [
@@ -105,7 +109,9 @@ class ShownMesh:
 
 
 def _run_of(component: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is known of a part because its component is in this state, in the fields that functions have, too."""
+    """Return what is known of the run of a part, which is that of its component, in the fields that the status of
+    functions has, too.
+    """
     from kop.mesh import records
 
     return {
@@ -119,12 +125,14 @@ def _run_of(component: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _at(place: Sequence[Any] | None) -> dict[str, Any] | None:
-    """Return the record that a function is called with."""
+    """Return topic, partition and offset of the record that a function is called with; None if there is none."""
     return None if not place else dict(zip(("topic", "partition", "offset"), place, strict=True))
 
 
 def shown_state(definition: MeshDefinition | None, report: Mapping[str, Any]) -> str:
-    """Return the state of a mesh as of now, in a word."""
+    """Return the state of a mesh as of now, in a word: `stopped` if it was stopped and does not run any more, else that
+    of its report, and `waiting` if no driver has run it.
+    """
     from kop.mesh import records
 
     if definition is not None and definition.is_stopped and state_of(report) not in {records.RUNNING}:
@@ -133,7 +141,10 @@ def shown_state(definition: MeshDefinition | None, report: Mapping[str, Any]) ->
 
 
 def conditions(state: str, definition: MeshDefinition, parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the conditions that Function Mesh has in the status of a mesh."""
+    """Return the conditions that Function Mesh has in the status of a mesh: that of the mesh, of each part by kind and
+    name, and the revision of the definition. A condition is True if the state is running, False if it is stopped or
+    failed, else Unknown.
+    """
     told: dict[str, dict[str, Any]] = {"function": {}, "source": {}, "sink": {}, "query": {}}
     for part in parts:
         name = part["name"].rpartition("/")[2]
@@ -153,7 +164,10 @@ def _condition(what: str, state: str) -> dict[str, str]:
 
 
 def _lags(settings: Mapping[str, Any], patience: float, report: Mapping[str, Any]) -> dict[tuple[str, str], int]:
-    """Return the number of offsets of each topic that each part which reads it has not processed."""
+    """Return, by part and topic, the number of offsets between what the part's consumer group has committed and the end
+    of the topic, of all partitions together. Left out are parts without a group, and topics whose messages a component
+    passes on in memory.
+    """
     from kop.client.offsets import LATEST
     from kop.client.read_client import ReadClient
     from kop.client.write_client import WriteClient

@@ -101,10 +101,12 @@ async def _unpacked(admin: Any, topic: str, offset: int) -> str:
 
 async def _message_id(admin: Any, topic: str, offset: int) -> str:
     """Return the id, LEDGER:ENTRY:BATCH-INDEX, of the message that has an offset: a bisection over the entries, whose
-    offsets ascend. The command ends if no message has it.
+    offsets ascend; those at the beginning that are older than the index are passed by. The command ends if no message
+    has it; MessageOffsetError if none of the entries that were read has an index.
     """
-    from kop.pulsar_client.message_offsets import entry_offsets
+    from kop.pulsar_client.message_offsets import MessageOffsetError, entry_offsets
 
+    place = without_index = None
     entries = ledgers_with_entries(await admin.internal_stats(topic))
     low, high = 0, sum(count for _, count in entries)
     while low < high:
@@ -114,8 +116,14 @@ async def _message_id(admin: Any, topic: str, offset: int) -> str:
             if rest < count:
                 break
             rest -= count
-        place = await entry_offsets(admin, topic, ledger, rest, packed=False)
+        try:
+            place = await entry_offsets(admin, topic, ledger, rest, packed=False)
+        except MessageOffsetError as error:
+            without_index, low = error, middle + 1
+            continue
         if place.base <= offset <= place.last:
             return f"{ledger}:{rest}:{offset - place.base}"
         low, high = (middle + 1, high) if offset > place.last else (low, middle)
+    if place is None and without_index is not None:
+        raise without_index
     return fail(f"no message of {topic} has offset {offset}")

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+ANSWER_SECONDS = 10.0
+"""The seconds within which Pulsar has to answer one question, attempts and pauses included."""
 _ADMIN_URL = "kop.pulsar.admin.url"
 _NO_ANSWER = frozenset({"ConnectionLost", "InvalidAddress", "Timeout", "TlsError"})
 """The codes of errors that the REST client raises by itself because Pulsar gave no answer."""
@@ -58,7 +60,7 @@ def ask(url: str, config: Config, work: Callable[[Admin], Awaitable[T]]) -> T:
             check_hostname=config.kop_pulsar_tls_verify_host,
         )
         try:
-            admin = Admin(url, auth=auth, tls=tls)
+            admin = Admin(url, auth=auth, tls=tls, timeout=ANSWER_SECONDS)
         except ValueError as error:
             return fail(str(error))
         async with admin:

@@ -45,6 +45,11 @@ IN_FLIGHT: Final = 4
 WAITING_BYTES: Final = 8 << 20
 """The bytes of unanswered batches above which no more records are taken."""
 
+_NO_PRODUCER_ID: Final = (
+    "CLUSTER_AUTHORIZATION_FAILED: a producer id needs the right write on a topic, or idempotent-write on the cluster: "
+    "kop acls add PRINCIPAL write --topic {}; with --acks 1 none is asked for"
+)
+"""The text for a client that may not have a producer id (KIP-679)."""
 _DONE: Final = (0, ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
 _TOO_LARGE: Final = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
 
@@ -242,10 +247,12 @@ class Outbox:
 
     def done(self, partition: int, batch: SentBatch) -> None:
         """Remove a batch that the server has acknowledged, and count its records as sent. After a failure its partition
-        is sent to as before.
+        is sent to as before once the first batch is acknowledged and nothing is under way.
         """
+        first = self._lanes[partition].waiting[0] is batch
         lane = self._remove(partition, batch)
-        lane.held_until = None
+        if first and not lane.flying:
+            lane.held_until = None
         if batch.sequence is not None:
             lane.acknowledged = add_sequence(batch.sequence, batch.records)
         self.sent += batch.records
@@ -283,9 +290,12 @@ class Outbox:
         lane.renumber = True
         lane.held_until = now
 
-    def is_first(self, partition: int, batch: SentBatch) -> bool:
-        """Return true if no other batch of its partition waits before this one."""
-        return self._lanes[partition].waiting[0] is batch
+    def is_behind_a_gap(self, partition: int, batch: SentBatch) -> bool:
+        """Return true if the sequence of a batch under way cannot follow that of the last one written: another batch of
+        its partition waits before it, or was taken out.
+        """
+        lane = self._lanes[partition]
+        return lane.renumber or lane.waiting[0] is not batch
 
     def _remove(self, partition: int, batch: SentBatch) -> _Lane:
         lane = self._lanes[partition]
@@ -380,8 +390,8 @@ class Sender:
 
     def open(self, is_over: Callable[[], bool]) -> bool:
         """Connect, find the topic's partitions, and, unless acks are 0 or 1, get a producer id; return false if
-        `is_over` came true first. SendError if that takes longer than the time limit; kafka-python's error if it will
-        not pass, UnknownTopicOrPartitionError after three seconds.
+        `is_over` came true first. SendError if that takes longer than the time limit, or the client lacks the right to
+        a producer id; kafka-python's error if it will not pass, UnknownTopicOrPartitionError after three seconds.
         """
         end = clock.monotonic() + self._settings.timeout
         if self._until(self._manager.bootstrap_async(timeout_ms=BOOTSTRAP_MS), is_over, end) is None:
@@ -408,6 +418,8 @@ class Sender:
                 if not answer.error_code:
                     self._producer = answer.producer_id, answer.producer_epoch
                     break
+                if answer.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+                    raise SendError(_NO_PRODUCER_ID.format(self._topic))
                 answer = errors.for_code(answer.error_code)()
             self._again(answer, end)
         self._why = self._said = None
@@ -626,7 +638,7 @@ class Sender:
             partition, code = part.index, part.error_code
             batch = due[partition]
             kind = errors.for_code(code)
-            late = code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and not self.outbox.is_first(partition, batch)
+            late = code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and self.outbox.is_behind_a_gap(partition, batch)
             if code in _DONE:
                 self._moved = now
                 self.outbox.done(partition, batch)

@@ -21,7 +21,14 @@ from kop.cli.common import fail, note, size
 
 FOLDER: Final = "environment"
 """The name under which executors have the archive, in the commands that are told."""
-_LEFT_OUT: Final = ("__pycache__", "pyspark/jars", "pyspark/examples", "pyspark/data")
+_LEFT_OUT: Final = (
+    "__pycache__",
+    "pyspark/jars",
+    "pyspark/examples",
+    "pyspark/data",
+    "kop/_native",  # the sources of compiled modules, and what compilers leave there; modules are beside it
+    "kop/schemas/_native",
+)
 _EDITABLE: Final = "__editable__"
 
 

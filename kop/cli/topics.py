@@ -356,7 +356,7 @@ def chosen_partitions(client: Any, texts: Sequence[str]) -> list[Any]:
         if not colon:
             wanted[topic] = None
             continue
-        if not all(number.strip().isdigit() for number in numbers.split(",")):
+        if not all(number.strip().isdecimal() for number in numbers.split(",")):
             raise CliUsageError(f"{text}: partitions must be numbers, as in {topic}:0,2")
         if (before := wanted.setdefault(topic, set())) is not None:
             before.update(int(number) for number in numbers.split(","))

@@ -1,4 +1,4 @@
-"""A topic of one partition in which the last record of a key is its value: read to its end, written, followed.
+"""A topic of one partition in which the last record of a key is its value: read to its end, and written.
 
 Owns: these reads and writes. Must not know: what keys and values mean.
 """
@@ -19,6 +19,7 @@ from kop.records.batch import Codec, add_sequence
 
 CONFIGS: Final = {"cleanup.policy": "compact"}
 _COMMITTED: Final = 1
+_WAIT_MS: Final = 100
 
 
 class KeyedTopic:
@@ -35,7 +36,6 @@ class KeyedTopic:
         self._writer: WriteClient | None = None
         self._identity: Identity | None = None
         self._sequence = 0
-        self._position = -1
 
     def close(self) -> None:
         """Close the connections that were made."""
@@ -72,13 +72,13 @@ class KeyedTopic:
         return self._place[0] in self._read_client().topics({self._place[0]})
 
     def read(self) -> dict[str, bytes]:
-        """Return the newest value of each key, read from the topic's beginning to its present end, from where `changes`
-        goes on. Empty if the topic does not exist; then `changes` begins where it would have without this call.
+        """Return the newest value of each key, read from the topic's beginning to its present end. Empty if the topic
+        does not exist.
         """
         values: dict[str, bytes] = {}
         if not self.exists():
             return values
-        self._position = self._ends(EARLIEST)
+        position = self._ends(EARLIEST)
         end = self._ends(LATEST)
 
         def take(key: str, value: bytes | None) -> None:
@@ -87,20 +87,9 @@ class KeyedTopic:
             else:
                 values[key] = value
 
-        while self._position < end:
-            self._fetch(take, 100)
+        while position < end:
+            position = self._fetch(take, position)
         return values
-
-    def changes(self, wait_ms: int) -> list[tuple[str, bytes | None]]:
-        """Return the keys and values that were written since the last call of this or of `read`, as one fetch gives
-        them; waits up to `wait_ms` for some. Without such a call it begins at the present end. None is the value of a
-        key that was removed.
-        """
-        if self._position < 0:
-            self._position = self._ends(LATEST)
-        changes: list[tuple[str, bytes | None]] = []
-        self._fetch(lambda key, value: changes.append((key, value)), wait_ms)
-        return changes
 
     def _read_client(self) -> ReadClient:
         if self._reader is None:
@@ -110,21 +99,22 @@ class KeyedTopic:
     def _ends(self, which: int) -> int:
         return self._read_client().list_offsets({self._place: which}, _COMMITTED)[self._place]
 
-    def _fetch(self, take: Callable[[str, bytes | None], None], wait_ms: int) -> None:
-        fetch = FetchSettings(isolation=_COMMITTED, wait_ms=wait_ms)
+    def _fetch(self, take: Callable[[str, bytes | None], None], position: int) -> int:
+        """Call `take` with keys and values from the offset `position` on, as one fetch gives them; return the offset
+        behind them.
+        """
+        fetch = FetchSettings(isolation=_COMMITTED, wait_ms=_WAIT_MS)
         while True:
             try:
-                fetched = self._read_client().fetch(self._place, None, self._position, fetch)
+                fetched = self._read_client().fetch(self._place, None, position, fetch)
             except OUT_OF_RANGE:  # what was there is compacted away
-                self._position = self._ends(EARLIEST)
-                return
-            stored = StoredRecords(fetched, self._place, self._position)
+                return self._ends(EARLIEST)
+            stored = StoredRecords(fetched, self._place, position)
             for records in stored:
                 for _, _, key, value, _ in records:
                     if key is not None:
                         take(key.decode(errors="replace"), value)
-            if stored.next_offset == self._position and stored.cut_off > fetch.partition_bytes:
+            if stored.next_offset == position and stored.cut_off > fetch.partition_bytes:
                 fetch = replace(fetch, partition_bytes=stored.cut_off, max_bytes=stored.cut_off)
                 continue
-            self._position = stored.next_offset
-            return
+            return stored.next_offset

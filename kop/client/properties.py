@@ -72,7 +72,8 @@ def parse_properties(text: str) -> dict[str, str]:
 
 def properties_of_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the properties of the connection that commands have without options: those of the file that
-    KOP_CLIENT_CONFIG names, and the server of KOP_BOOTSTRAP, or the one of this machine, if the file names none.
+    KOP_CLIENT_CONFIG names, if it is set. If the file has no bootstrap.servers, that is KOP_BOOTSTRAP, or else
+    127.0.0.1:9092. OSError if the file cannot be read, PropertyError if a line of it is malformed.
     """
     path = environment.get("KOP_CLIENT_CONFIG", "")
     properties = parse_properties(Path(path).read_text()) if path else {}

@@ -72,6 +72,7 @@ class _PeerConnection:
         self._numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()
         self._reading = self._loop.create_task(self._read())
+        self._reading.add_done_callback(self._ended)  # also called if the task is cancelled before its first step
 
     @property
     def lost(self) -> bool:
@@ -118,11 +119,12 @@ class _PeerConnection:
                     call.answer.set_result(frame[4:])
         except (OSError, EOFError):
             pass
-        finally:
-            self._writer.transport.abort()
-            for call in self._waiting.values():
-                if not call.answer.done():
-                    call.answer.set_exception(ConnectionError("the connection was lost"))
+
+    def _ended(self, _: asyncio.Task[None]) -> None:
+        self._writer.transport.abort()
+        for call in self._waiting.values():
+            if not call.answer.done():
+                call.answer.set_exception(ConnectionError("the connection was lost"))
 
     async def close(self) -> None:
         """End the connection; calls under way fail."""

@@ -53,6 +53,9 @@ class Acks:
         """The time of the next try of each message that waits for one, in seconds, by partition and offset."""
         self._queue: list[tuple[float, TopicPartition, int]] = []
         """The same by time, with times that do not hold any more."""
+        self._waiting: set[tuple[TopicPartition, int]] = set()
+        """The messages that wait for a call: those that have failed, also while they are called again, and those that
+        wait for one of these."""
 
     def taken(self, partition: TopicPartition, offset: int) -> None:
         """Note that the message at this offset was taken, which is not done yet."""
@@ -86,6 +89,23 @@ class Acks:
         if self._failures:
             self._failures.pop((partition, offset), None)
             self._due.pop((partition, offset), None)
+        if self._waiting:
+            self._waiting.discard((partition, offset))
+
+    def waits(self, partition: TopicPartition, offset: int) -> None:
+        """Note that a message waits for a call, until it is `called` or `done`. One that waits from its beginning is
+        noted before it is `taken`, so that no other thread believes it to be reached.
+        """
+        self._waiting.add((partition, offset))
+
+    def is_waiting(self, partition: TopicPartition, offset: int) -> bool:
+        """Return True if a message waits for a call."""
+        return (partition, offset) in self._waiting
+
+    def called(self, partition: TopicPartition, offset: int) -> None:
+        """Note that the function was called with a message, and has not failed."""
+        if self._waiting:
+            self._waiting.discard((partition, offset))
 
     def failed(self, partition: TopicPartition, offset: int, now: float) -> float | None:
         """Note that a call has failed at the time `now`, and return the time at which the message is due again; None if
@@ -97,13 +117,14 @@ class Acks:
             self._due.pop((partition, offset), None)
             return None
         due = now + wait_seconds(failures)
+        self.waits(partition, offset)
         self._due[partition, offset] = due
         heapq.heappush(self._queue, (due, partition, offset))
         return due
 
     def due(self, now: float) -> list[tuple[TopicPartition, int]]:
         """Return the messages that are to be tried again at the time `now`, the longest due first. They are due no
-        more, but stay open until `done`.
+        more, but wait until they are `called`, and stay open until `done`.
         """
         places: list[tuple[TopicPartition, int]] = []
         while (first := self.next_due()) is not None and first <= now:
@@ -138,12 +159,12 @@ class Acks:
         return next(iter(list(state.open)), state.next)
 
     def reached(self) -> dict[TopicPartition, int]:
-        """Return, by partition, the offset before which all was taken and no message waits for another attempt, done or
-        not. A message that `due` has returned does not wait any more. For any thread.
+        """Return, by partition, the offset before which all was taken, done or not, and no message waits for a call.
+        For any thread.
         """
         offsets = {partition: state.next for partition, state in list(self._partitions.items())}
-        for partition, offset in list(self._due):
-            offsets[partition] = min(offset, offsets[partition])
+        for partition, offset in list(self._waiting):
+            offsets[partition] = min(offset, offsets.get(partition, offset))
         return offsets
 
     def committable(self) -> dict[TopicPartition, int]:

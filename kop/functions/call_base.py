@@ -89,9 +89,9 @@ class CallBase:
         return self._acks.positions()
 
     def reached(self) -> Mapping[TopicPartition, int]:
-        """Return, by partition, the offset before which all was taken, done or not, and no message waits for the time
-        of its next attempt. While a message is called again, it counts as taken, and so do those that wait for it. For
-        any thread.
+        """Return, by partition, the offset before which all was taken, done or not, and no message waits for a call: a
+        failed one waits until it is called again and has not failed, and those behind it until they are called. For any
+        thread.
         """
         return self._acks.reached()
 

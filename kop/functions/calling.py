@@ -18,7 +18,7 @@ from kop.functions.context import Acked, Effect, InputRecord, Nacked, Publish
 from kop.functions.reading import Taken
 from kop.functions.serdes import Serde
 from kop.functions.spec import FunctionSpec, Guarantee
-from kop.functions.state import StateChanges, StateLostError
+from kop.functions.state import StateChanges, StateError, StateLostError
 from kop.functions.watch import GENERATION, NOT_CALLING, OFFSET, PARTITION
 
 AHEAD_RECORDS: Final = 1_000
@@ -49,6 +49,8 @@ class Calls(CallBase):
         self._by_key = not self._by_partition and bool(spec.retain_key_ordering)
         self._blocked: dict[Unit, deque[InputRecord]] = {}
         """The messages that wait, by the unit that they belong to; the failed message itself is not among them."""
+        self._freed: list[Unit] = []
+        """The units of which a message was acknowledged by a call with another one, if others wait in them."""
         self._open: dict[Place, InputRecord] = {}
         """The messages that are tried again, and with MANUAL those that nobody has acknowledged."""
         self._loop: asyncio.AbstractEventLoop | None = asyncio.new_event_loop() if self._code.is_async else None
@@ -91,7 +93,6 @@ class Calls(CallBase):
     def _take_singly(self, partition: TopicPartition, records: Sequence[InputRecord], deadline: float) -> int:
         number = 0
         for record in records:
-            self._acks.taken(partition, record[0])
             self._one(partition, record)
             number += 1
             if clock.monotonic() >= deadline or self._stopping() or (self._open and self._waits(partition)):
@@ -156,7 +157,8 @@ class Calls(CallBase):
                     result = call(deserialize(record[3]), context)
                 if effects:
                     if len(effects) > 1 or type(effects[0]) is not StateChanges:
-                        left = record, self._given(result, effects, now())
+                        # The time of those before it has its own in it; if there are none, all so far is its own.
+                        left = record, self._given(result, effects, now() if number else began)
                         break
                     changes = effects[0]
                 if result is not None and serialize is not None:
@@ -208,13 +210,24 @@ class Calls(CallBase):
         for partition, offset in due:
             if self._stopping():
                 break
-            record = self._open.pop((partition, offset))
+            record = self._open.pop((partition, offset), None)
+            if record is None:  # the attempt before it has acknowledged it
+                continue
             unit = self._unit(partition, record)
             self._begin(partition)
             if not self._call(partition, record) and unit is not None:
                 self._release(unit)
             self._calling[PARTITION] = NOT_CALLING
-        return bool(due)
+        freed, self._freed = self._freed, []
+        for unit in freed:
+            if not any(
+                self._acks.is_waiting(*place) and self._unit(place[0], other) == unit
+                for place, other in self._open.items()
+            ):
+                self._begin(unit[0])
+                self._release(unit)
+                self._calling[PARTITION] = NOT_CALLING
+        return bool(due or freed)
 
     # -- one message
 
@@ -226,11 +239,17 @@ class Calls(CallBase):
         return None
 
     def _one(self, partition: TopicPartition, record: InputRecord) -> None:
-        """Call the function with a message, or keep it behind an earlier message that it waits for."""
+        """Take a message: call the function with it, or keep it behind an earlier message that it waits for."""
         if self._blocked and (waiting := self._waiting_before(partition, record)) is not None:
-            waiting.append(record)
+            self._keep(waiting, partition, record)
         else:
+            self._acks.taken(partition, record[0])
             self._call(partition, record)
+
+    def _keep(self, waiting: deque[InputRecord], partition: TopicPartition, record: InputRecord) -> None:
+        self._acks.waits(partition, record[0])
+        self._acks.taken(partition, record[0])
+        waiting.append(record)
 
     def _waiting_before(self, partition: TopicPartition, record: InputRecord) -> deque[InputRecord] | None:
         """Return the queue of messages that wait for an earlier one of the same key or partition, which is to be tried
@@ -289,8 +308,9 @@ class Calls(CallBase):
 
     def _done(self, partition: TopicPartition, record: InputRecord, given: CallResult) -> bool:
         """Handle a call that went well: apply its effects, add its output, count it, and note that its message is done
-        (with MANUAL only if it is acknowledged). If the function asked for another attempt by `context.nack`, handle it
-        as a failure instead; returns True if the message waits for that attempt.
+        (with MANUAL only if it is acknowledged). If the function asked for another attempt by `context.nack`, or if its
+        changes do not fit the state any more, handle it as a failure instead; returns True if the message waits for
+        another attempt.
         """
         here = partition, record[0]
         if given.effects:
@@ -298,6 +318,12 @@ class Calls(CallBase):
                 isinstance(effect, Nacked) and (effect.partition, effect.offset) == here for effect in given.effects
             ):
                 return self._failed(partition, record, NackedError("the function called context.nack"))
+            try:
+                for effect in given.effects:
+                    if isinstance(effect, StateChanges):
+                        effect.check()
+            except StateError as error:
+                return self._failed(partition, record, error)
             if self._manual:
                 self._open[here] = record
             for effect in given.effects:
@@ -309,7 +335,9 @@ class Calls(CallBase):
         if self._triggers:
             self._answer([record], given.output)
         self._stats.called(1, given.seconds)
-        if not self._manual:
+        if self._manual:
+            self._acks.called(partition, record[0])
+        else:
             self._acks.done(partition, record[0])
         return False
 
@@ -317,8 +345,11 @@ class Calls(CallBase):
         if isinstance(effect, Publish):
             self._publish(source, effect)
         elif isinstance(effect, Acked):
-            if self._manual and self._open.pop((effect.partition, effect.offset), None) is not None:
+            if self._manual and (held := self._open.pop((effect.partition, effect.offset), None)) is not None:
                 self._acks.done(effect.partition, effect.offset)
+                unit = self._unit(effect.partition, held)
+                if unit is not None and unit in self._blocked:
+                    self._freed.append(unit)
         elif isinstance(effect, StateChanges):
             effect.apply()
         elif isinstance(effect, Nacked) and (held := self._open.get((effect.partition, effect.offset))) is not None:
@@ -330,6 +361,7 @@ class Calls(CallBase):
         for another attempt.
         """
         if isinstance(error, StateLostError):
+            self._acks.waits(partition, record[0])
             self._hold(partition, record)
             return True
         where = f"{partition[0]}-{partition[1]} offset {record[0]}"
@@ -368,10 +400,10 @@ class Calls(CallBase):
             return await asyncio.gather(*(self._awaited(partition, record) for record in some))
 
         for record, outcome in zip(some, self._loop.run_until_complete(together()), strict=True):
-            self._acks.taken(partition, record[0])
             if (waiting := self._waiting_before(partition, record)) is not None:
-                waiting.append(record)  # one before it failed: it is called again behind that one
+                self._keep(waiting, partition, record)  # one before it failed: it is called again behind that one
             else:
+                self._acks.taken(partition, record[0])
                 self._settle(partition, record, outcome)
         return len(some)
 

@@ -142,6 +142,8 @@ class MeshDefinition(_RecordJson):
     """Revision of the last request that changed its file or code."""
     is_stopped: bool = False
     """True if no driver runs it until somebody starts it."""
+    stopped: frozenset[str] = frozenset()
+    """Parts, by their names, that stand still while the others run."""
     restarts: Mapping[str, int] = field(default_factory=dict)
     """Part, by its name, to the revision of the last request that it be started anew; all parts are empty."""
     topic_names: TopicNames = HOME

@@ -158,9 +158,8 @@ class Instance:
         return self._stopping
 
     def reached(self) -> Offsets:
-        """Return, by partition, the offset before which all records were taken, done or not, and none waits for the
-        time of its next attempt; empty before the instance has begun. While a failed record is called again, it and
-        those that wait for it count as reached.
+        """Return, by partition, the offset before which all records were taken, done or not, and none waits for a call;
+        empty before the instance has begun. A failed record waits until a call with it has not failed.
         """
         return self._reached()
 

@@ -76,19 +76,28 @@ def _made(mesh: MeshDefinition, offset: int, request: Request) -> MeshDefinition
 
 
 def _switched(offset: int, request: Request, there: MeshDefinition) -> MeshDefinition:
-    """Return the mesh as a stop, start or restart makes it: stopped, started, or started with one part or all to begin
-    anew. _RefusedError for another kind of request, or if it has no such part.
+    """Return the mesh as a stop, start or restart makes it. Without a part, a stop stops the mesh, and the others start
+    it with all parts; with one, a stop or start concerns that part alone, and a restart starts the mesh, too, if it is
+    stopped. After a restart the part, or all, begin anew. _RefusedError for another kind of request, or if the mesh has
+    no such part.
     """
-    if request.kind == "stop":
-        return replace(there, is_stopped=True)
-    if request.kind == "start":
-        return replace(there, is_stopped=False)
-    if request.kind != "restart":
+    if request.kind not in {"stop", "start", "restart"}:
         raise _RefusedError(WRONG, f"there is no such request for a mesh: {request.kind}")
-    names = sorted(full_name.rpartition("/")[2] for full_name in there.parts)
+    names = _part_names(there)
     if request.part and request.part not in names:
-        raise _RefusedError(NOT_THERE, f"{there.name} has no part {request.part}; it has {', '.join(names)}")
-    return replace(there, is_stopped=False, restarts={**there.restarts, request.part: offset})
+        raise _RefusedError(NOT_THERE, f"{there.name} has no part {request.part}; it has {', '.join(sorted(names))}")
+    if request.kind == "stop":
+        if request.part:
+            return replace(there, stopped=there.stopped | {request.part})
+        return replace(there, is_stopped=True)
+    started = replace(there, stopped=there.stopped - {request.part} if request.part else frozenset())
+    if request.kind == "start":
+        return started if request.part else replace(started, is_stopped=False)
+    return replace(started, is_stopped=False, restarts={**there.restarts, request.part: offset})
+
+
+def _part_names(mesh: MeshDefinition) -> set[str]:
+    return {full_name.rpartition("/")[2] for full_name in mesh.parts}
 
 
 def _deleted(offset: int, request: Request, there: MeshDefinition, known: Known) -> Effects:
@@ -145,6 +154,10 @@ def _configured(offset: int, request: Request, name: str, there: MeshDefinition 
         is_stopped=there is not None and there.is_stopped,
         topic_names=known.topic_names,
     )
+    if there is not None:
+        mesh = replace(mesh, stopped=there.stopped & _part_names(mesh))
+    # The groups of functions that are gone are not cleaned here: they may be called still, and would commit again. Who
+    # runs the mesh deletes them once they have ended.
     gone = [] if there is None else [fqfn for fqfn in there.functions if fqfn not in wanted.functions]
     definitions |= dict.fromkeys(fqfn for fqfn in gone if fqfn in known.definitions)
     if there is not None and not definitions and (there.text, there.parts) == (mesh.text, mesh.parts):

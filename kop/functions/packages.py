@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import stat
 import struct
@@ -30,10 +31,14 @@ from typing import Final
 from kop.functions.function import CodePlace
 
 CHUNK_BYTES: Final = 512 * 1024
+PACKAGE_BYTES: Final = 128 << 20
+"""The most bytes of a package."""
 UNPACKED_BYTES: Final = 1 << 30
 """The most bytes of all files of a package together."""
 INSTALL_SECONDS: Final = 300.0
 _COUNT: Final = struct.Struct(">I")
+_PART: Final = re.compile("[0-9a-f]{64}/(0|[1-9][0-9]{0,8})")
+"""The key of a record of a package."""
 _LAYOUT: Final = "NAME/src with the modules, NAME/deps/*.whl with what they depend on, NAME/requirements.txt"
 
 
@@ -55,9 +60,14 @@ class Package:
 
 
 def read_package(path: str | Path) -> Package:
-    """Return the package of a file. PackageError if the file cannot be read."""
+    """Return the package of a file. PackageError if the file cannot be read, or is too large."""
     path = Path(path)
     try:
+        if path.stat().st_size > PACKAGE_BYTES:
+            raise PackageError(
+                f"{path} has more than {PACKAGE_BYTES >> 20} MiB: install what it depends on where functions run, and "
+                "let large data come from elsewhere"
+            )
         return Package(path.name, path.read_bytes())
     except OSError as error:
         raise PackageError(f"{path} cannot be read: {error.strerror}") from None
@@ -89,23 +99,24 @@ class Assembler:
         """Add a record of a package, whose part is kept in a file; without a value it removes what was under its key.
         Records with other keys are ignored.
         """
-        digest, _, number = key.decode(errors="replace").partition("/")
-        if len(digest) != 64 or not set(digest) <= set("0123456789abcdef") or not number.isdecimal():
+        text = key.decode(errors="replace")
+        if not _PART.fullmatch(text):
             return
+        digest, _, number = text.partition("/")
         place = self._folder / digest
-        parts = self._parts.setdefault(digest, set())
         if value is None:
+            parts = self._parts.get(digest, set())
             parts.discard(int(number))
             (place / number).unlink(missing_ok=True)
             if not parts:
-                del self._parts[digest]
+                self._parts.pop(digest, None)
                 self._counts.pop(digest, None)
                 shutil.rmtree(place, ignore_errors=True)
         elif len(value) >= _COUNT.size:
             self._counts[digest] = _COUNT.unpack_from(value)[0]
             place.mkdir(parents=True, exist_ok=True)
             _write(place / number, value[_COUNT.size :])
-            parts.add(int(number))
+            self._parts.setdefault(digest, set()).add(int(number))
 
     def keys(self, digest: str) -> list[bytes]:
         """Return the keys of the records of a package that have come and were not removed."""

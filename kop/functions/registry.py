@@ -271,8 +271,8 @@ class Registry:
 
     @property
     def _knows_leader(self) -> bool:
-        """True if another worker leads, or this one does and knows that it is a member; True, too, if this one cannot
-        join the group at the moment, because no leader is known soon then.
+        """True if the list of members names a leader: another worker, or this one, which then leads already. True, too,
+        if this worker cannot join the group at the moment, because no leader is known soon then.
         """
         if self._membership.failure is not None:
             return True

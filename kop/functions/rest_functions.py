@@ -16,7 +16,7 @@ from aiohttp import web
 from kop.functions import shapes
 from kop.functions.definitions import Definition
 from kop.functions.loops import Loop, loop_of
-from kop.functions.packages import Package
+from kop.functions.packages import PACKAGE_BYTES, Package
 from kop.functions.rest_requests import (
     CONFIG_BYTES,
     RestError,
@@ -25,6 +25,7 @@ from kop.functions.rest_requests import (
     etag,
     fqfn_of,
     instance_of,
+    number_in,
     raise_error,
     read_form,
 )
@@ -35,8 +36,6 @@ NOTE: Final = "Kop-Note"
 V3: Final = "/admin/v3/functions"
 FUNCTION: Final = "/{tenant}/{namespace}/{name}"
 INSTANCE: Final = FUNCTION + r"/{instance:\d{1,9}}"
-PACKAGE_BYTES: Final = 128 << 20
-"""The most bytes of a package."""
 VALUE_BYTES: Final = 1 << 20
 """The most bytes of the message of a trigger, and of a value of the state."""
 TRIGGER_SECONDS: Final = 60.0
@@ -74,9 +73,10 @@ class FunctionPaths:
         given = request.headers.get("If-Match", "").strip('" ')
         if given in {"", "*"}:
             return self._needed(fqfn).revision
-        if not given.isdigit():
+        revision = number_in(given)
+        if revision is None:
             raise RestError(400, f"If-Match must be a revision, not {given!r}")
-        return int(given)
+        return revision
 
     def _one(self, request: web.Request) -> tuple[str, int | None]:
         """Return the function, and the number of the instance or None, that a request's path names. RestError if there
@@ -189,9 +189,10 @@ class FunctionPaths:
         by default), the oldest first. RestError if `limit` is wrong, or if there are none and no such function.
         """
         given = request.query.get("limit", str(HISTORY_REQUESTS))
-        if not given.isdecimal() or not 1 <= int(given) <= MOST_REQUESTS:
+        limit = number_in(given)
+        if limit is None or not 1 <= limit <= MOST_REQUESTS:
             raise RestError(400, f"limit must be a number from 1 to {MOST_REQUESTS}, not {given!r}")
-        history = list(await self._service.history(fqfn_of(request), int(given)))
+        history = list(await self._service.history(fqfn_of(request), limit))
         if not history:
             self._needed(fqfn_of(request))
         return web.json_response(history)
@@ -297,9 +298,10 @@ class FunctionPaths:
         """
         given = request.query.get("partition")
         if given is not None:
-            if not given.isdecimal():
+            number = number_in(given)
+            if number is None:
                 raise RestError(400, f"partition must be a number, not {given!r}")
-            return [int(given)]
+            return [number]
         if self._needed(fqfn).config.get("stateScope") != "partition":
             return [None]
         assigned = [dealt.partitions for (name, _), dealt in self._service.assignments().items() if name == fqfn]

@@ -39,6 +39,11 @@ def instance_of(request: web.Request) -> int | None:
     return None if given is None else int(given)
 
 
+def number_in(text: str) -> int | None:
+    """Return a number from 0 on as a header or a query has it; None if the text is none, or of more than 18 digits."""
+    return int(text) if text.isdecimal() and len(text) <= 18 else None
+
+
 def author_of(request: web.Request) -> str:
     """Return the text that names who asks: the name that the program gives itself, and its address."""
     program = request.headers.get("User-Agent", "somebody")[:200]

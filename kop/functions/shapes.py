@@ -144,6 +144,8 @@ def _totals(given: Sequence[Mapping[str, Any]], span: str) -> Json:
 # -- state
 
 _VALUES: Final = ("stringValue", "byteValue", "numberValue")
+_LEAST: Final = -(1 << 63)
+_MOST: Final = (1 << 63) - 1
 
 
 def state_answer(key: str, value: Mapping[str, Any]) -> Json:
@@ -153,8 +155,8 @@ def state_answer(key: str, value: Mapping[str, Any]) -> Json:
 
 def state_given(key: str, given: Mapping[str, Any]) -> Json:
     """Return the one value that a request has for a key, under its name: `stringValue`, `byteValue` (base64) or
-    `numberValue`, which is cut to an integer. ValueError if it has none, or several, or is about another key, or the
-    value is malformed.
+    `numberValue`, as an integer. ValueError if it has none, or several, or is about another key, or the value is
+    malformed: also a number that is not whole, or has no room in 8 bytes.
     """
     if given.get("key") not in {None, "", key}:
         raise ValueError(f"the state is of the key {given['key']}, and the path names {key}")
@@ -170,7 +172,11 @@ def state_given(key: str, given: Mapping[str, Any]) -> Json:
             base64.b64decode(value, validate=True)
         except binascii.Error:
             raise ValueError("byteValue is no base64") from None
-    return {name: int(value) if name == "numberValue" else value}
+    if name == "numberValue":
+        if not _LEAST <= value <= _MOST or value != int(value):  # NaN and infinities are not in between
+            raise ValueError(f"numberValue must be a whole number from {_LEAST} to {_MOST}")
+        return {name: int(value)}
+    return {name: value}
 
 
 def state_told(number: int | None, value: bytes | None) -> Json:

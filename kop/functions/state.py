@@ -141,9 +141,16 @@ class StateChanges:
         self._sums.pop(key, None)
         self._puts[key] = value
 
+    def check(self) -> None:
+        """Check that the changes still fit the state. StateError if another call has meanwhile made a counter a value
+        that is none, or so large that the sum has no room in 8 bytes.
+        """
+        for key, amount in self._sums.items():
+            _in_range(key, self._state.number(key) + amount)
+
     def apply(self) -> None:
-        """Make the changes of the call count: later calls see them, and the next flush writes them. StateError if
-        another call has made a counter another value meanwhile.
+        """Make the changes of the call count: later calls see them, and the next flush writes them. If other calls have
+        changed the state since the first of them, `check` has to be called before.
         """
         state = self._state
         values, changed = state.values, state.changed

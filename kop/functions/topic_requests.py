@@ -155,8 +155,8 @@ class TopicRequests:
                 return answer
 
     def change(self, kind: Any, name: str, expects: int | None, part: str = "") -> LeaderAnswer:
-        """Ask to start, stop, restart or delete (`kind`) a mesh, or to restart `part` of it, and return the answer. It
-        is refused if the mesh has not the revision `expects`.
+        """Ask to start, stop, restart or delete (`kind`) a mesh, or to start, stop or restart `part` of it, and return
+        the answer. It is refused if the mesh has not the revision `expects`.
         """
         return self._ask(replace(self._request(kind, name, expects), part=part), ())
 

@@ -246,7 +246,7 @@ class WindowCalls(Calls):
             if unit.windows.was_taken(partition, record[0]):
                 self._acks.done(partition, record[0])  # an earlier instance has given it up
                 unit.windows.passed(partition, record[0] + 1)
-            elif not self._tried_again(unit, f"{partition[0]}-{partition[1]} offset {record[0]}", record, error):
+            elif not self._tried_again(unit, f"{partition[0]}-{partition[1]} offset {record[0]}", [record], error):
                 where = f"{partition[0]}-{partition[1]} offset {record[0]}"
                 self._give_up(partition, [record], f"the message at {where}", error)
                 self._acks.done(partition, record[0])
@@ -321,7 +321,7 @@ class WindowCalls(Calls):
         try:
             given = self._result([element.value for element in window], last)
         except Exception as error:
-            if self._tried_again(unit, where, last.record, error):
+            if self._tried_again(unit, where, [element.record for element in window], error):
                 return False
             for element in window:
                 place = f"{element.partition[0]}-{element.partition[1]} offset {element.offset}"
@@ -353,14 +353,14 @@ class WindowCalls(Calls):
 
     # -- failures
 
-    def _tried_again(self, unit: _Unit, where: str, record: InputRecord, error: Exception) -> bool:
+    def _tried_again(self, unit: _Unit, where: str, records: Iterable[InputRecord], error: Exception) -> bool:
         """Count and log a failure, and return True if there is another attempt, whose time is noted; False if the
-        window, or the message before it came into one, has to be given up.
+        window, or the message before it came into one, has to be given up. `records` are all messages of the call.
         """
         if isinstance(error, StateLostError):
             unit.failures, unit.due = unit.failures + 1, clock.monotonic() + TELL_SECONDS
             return True
-        self._note_failure([record], where, error)
+        self._note_failure(records, where, error)
         if not self._tries or (self._max_retries is not None and unit.failures >= self._max_retries):
             unit.failures = 0
             return False

@@ -259,12 +259,14 @@ class AccessControl:
 
     def refusal(self, resource: ResourceType, name: str = CLUSTER_NAME) -> ErrorCode:
         """Return the error code for a client to which `allows` has refused the resource. While Pulsar's grants that
-        decide about it are not known, it is one after which clients try again.
+        decide about a topic, a group or a transactional id are not known, it is one after which clients try again.
         """
         grants = self._grants
-        if grants is not None and resource is ResourceType.TOPIC:
+        if grants is None or resource not in _NOT_KNOWN:
+            return REFUSALS[resource]
+        if resource is ResourceType.TOPIC:
             name = self._topics.canonical_name(name)
-        return REFUSALS[resource] if grants is None or grants.knows(resource, name) else _NOT_KNOWN[resource]
+        return REFUSALS[resource] if grants.knows(resource, name) else _NOT_KNOWN[resource]
 
     def check_known(self, peer: Peer, resource: ResourceType) -> None:
         """Raise BackendError while Pulsar's grants in the client's namespace are to decide and are not known: a list

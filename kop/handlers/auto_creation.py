@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from kop import background, clock
@@ -50,20 +50,23 @@ class AutoCreation:
         self._under_way: dict[str, _Creation] = {}
         """The creations under way, by the topic's canonical name."""
 
-    async def make(self, names: Iterable[str], making: InMaking, end: float) -> dict[str, ErrorCode]:
+    async def make(
+        self, names: Iterable[str], making: InMaking, end: float, begun: Callable[[int], None]
+    ) -> dict[str, ErrorCode]:
         """Make topics side by side, and wait for them until `end` by the loop's clock. Return the errors by name; a
         name that is not among them is a topic now.
 
         A topic that does not exist by then gets LEADER_NOT_AVAILABLE, and is made all the same. If a request has waited
         for a topic in vain, later ones do not wait for it: what its clients send on the same connection goes on
-        meanwhile. `making` counts what the request makes; each topic is settled on its own.
+        meanwhile. `making` counts what the request makes; each topic is settled on its own. `begun` is called with the
+        number of partitions of each topic whose creation this call begins: not for one that it joins.
         """
         loop = asyncio.get_running_loop()
         errors: dict[str, ErrorCode] = {}
         creations: dict[str, _Creation] = {}
         for name in names:
             try:
-                creations[name] = self._begin(name, making)
+                creations[name] = self._begin(name, making, begun)
             except KopError as error:
                 if error.code != ErrorCode.TOPIC_ALREADY_EXISTS:
                     self._tell(name, error)
@@ -81,13 +84,14 @@ class AutoCreation:
                 errors[name] = code
         return errors
 
-    def _begin(self, name: str, making: InMaking) -> _Creation:
+    def _begin(self, name: str, making: InMaking, begun: Callable[[int], None]) -> _Creation:
         canonical = self._topics.canonical_name(name)
         creation = self._under_way.get(canonical)
         if creation is None:
             partitions = self._broker_configs.num_partitions
             self._limits.check_name(name)
             settle = making.add(partitions, name)
+            begun(partitions)
             loop = asyncio.get_running_loop()
             task = loop.create_task(self._make(canonical, partitions))
             creation = self._under_way[canonical] = _Creation(loop.time(), task)

@@ -171,12 +171,11 @@ class ColdReads:
         while self._queue and self._may_begin():
             read = self._queue.popleft()
             if self._reads.get(read.log) is read:
-                self._running += 1
-                read.task = self._loop.create_task(self._run(read))
+                self._start(read)
         if self._sweep is None and self._reads:
             self._sweep = self._loop.call_later(KEPT_SECONDS, self._drop_old)
 
-    async def _run(self, read: ColdRead) -> None:
+    def _start(self, read: ColdRead) -> None:
         counted = True
 
         def not_counted() -> None:
@@ -186,7 +185,16 @@ class ColdReads:
                 self._running -= 1
                 self._begin()
 
+        def over(_: asyncio.Task[None]) -> None:
+            slow.cancel()
+            not_counted()
+
+        self._running += 1
         slow = self._loop.call_later(SLOW_SECONDS, not_counted)
+        read.task = self._loop.create_task(self._run(read))
+        read.task.add_done_callback(over)  # also called if the task is cancelled before its first step
+
+    async def _run(self, read: ColdRead) -> None:
         try:
             await read.log.attach()
             read_result = await read.log.read(read.offset, read.max_bytes, min_one=True, places=read.places)
@@ -197,9 +205,6 @@ class ColdReads:
             self._ended(read, None, InternalError(repr(error)))
         else:
             self._ended(read, read_result, None)
-        finally:
-            slow.cancel()
-            not_counted()
 
     def _ended(self, read: ColdRead, result: ReadResult | None, error: KopError | None) -> None:
         if self._reads.get(read.log) is not read:

@@ -161,8 +161,9 @@ def _check_right(ctx: Context, operation: AclOperation, kind: int, name: str) ->
     resource = {Resource.TOPIC: ResourceType.TOPIC, Resource.GROUP: ResourceType.GROUP}.get(
         Resource(kind), ResourceType.CLUSTER
     )
-    of_cluster = resource is ResourceType.CLUSTER
-    if not ctx.access.allows(ctx.conn, operation, resource, CLUSTER_NAME if of_cluster else name):
+    if resource is ResourceType.CLUSTER:
+        name = CLUSTER_NAME
+    if not ctx.access.allows(ctx.conn, operation, resource, name):
         raise PeerError(f"{resource.name} authorization failed.", ctx.access.refusal(resource, name))
 
 

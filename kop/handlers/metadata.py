@@ -195,9 +195,7 @@ async def _found_and_made(gw: Gateway, ctx: Context, request: Any, making: InMak
     names = _to_create(gw, ctx, request)
     refused = {name: ctx.access.refusal(ResourceType.TOPIC, name) for name in names if not ctx.may_create(name)}
     wanted = [name for name in names if name not in refused]
-    failed = await gw.auto_creation.make(wanted, making, end)
-    if made := len(wanted) - len(failed):
-        ctx.change_partitions(made * gw.broker_configs.num_partitions)
+    failed = await gw.auto_creation.make(wanted, making, end, ctx.change_partitions)
     return _answer(gw, ctx, request, failed | refused)
 
 

@@ -18,8 +18,8 @@ WHERE = "mesh.yaml"
 
 
 def wanted_mesh(mesh: Mesh, text: str) -> tuple[WantedMesh, list[Package]]:
-    """Return a mesh in the form that a request has, and the packages with the code of its functions. `text` is the
-    mesh's file.
+    """Return a mesh as a request to define it has it, and the packages with the code of its functions, each file once.
+    The files of code are read; `text` is the text of the mesh's file.
 
     PackageError if code cannot be read.
     """
@@ -47,7 +47,8 @@ def wanted_mesh(mesh: Mesh, text: str) -> tuple[WantedMesh, list[Package]]:
 
 
 def defined_mesh(definition: MeshDefinition, file: str = "") -> Mesh:
-    """Return the mesh of a definition; `file` is the path that its text came from. MeshError if this version of kop
-    cannot read it.
+    """Return the mesh of a definition, read anew from its text. `file` is the path that the text came from: relative
+    paths of code start at its folder, and errors name it; without it they start at the working directory, and errors
+    name mesh.yaml. MeshError if this version of kop cannot read the text.
     """
     return read_mesh(definition.text, Path(file or WHERE), definition.topic_names)

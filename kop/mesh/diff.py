@@ -25,7 +25,9 @@ class MeshChange:
 
 
 def changes(old: Mesh, old_plan: MeshPlan, new: Mesh, new_plan: MeshPlan) -> tuple[MeshChange, ...]:
-    """Return the changes between two meshes of one name and their plans; empty if there are none."""
+    """Return the changes between two meshes of one name and their plans: of the mesh, parts, components, offsets and
+    state, in this order; empty if there are none. The code of functions is not compared.
+    """
     return (
         *_of_mesh(old, new),
         *_of_parts(old, new),
@@ -49,7 +51,7 @@ def _step(of: Literal["mesh"], name: str, old: Any, new: Any) -> Iterator[MeshCh
 
 
 def _shown(value: Any) -> str:
-    """Return a value as a file has it, as far as it fits into a row."""
+    """Return a value as a file has it, cut to 60 characters; `none` if it is None or empty."""
     if isinstance(value, bool):
         return str(value).lower()
     if value is None or (not value and not isinstance(value, int | float)):
@@ -82,7 +84,7 @@ def _of_parts(old: Mesh, new: Mesh) -> Iterator[MeshChange]:
 
 
 def _values(part: Part) -> dict[str, Any]:
-    """Return the fields of a part as a file has them."""
+    """Return the fields of a part, by the names that they have in a file; its line is left out."""
     if isinstance(part, FunctionPart):
         return {**part.config, "keepsKey": part.keeps_key, "private": part.is_private}
     written = {

@@ -99,15 +99,16 @@ class Picture:
 
 
 def draw(mesh: Mesh, plan: MeshPlan, flows: Mapping[Edge, Flow] | None = None, *, title: str = "") -> str:
-    """Return a mesh as SVG. `flows` has the traffic of its edges now; edges that are not in it are drawn without a
-    text.
+    """Return a mesh as the text of an SVG. `flows` has the traffic of its edges now: that of what a part reads is told
+    in the part's box, and the rate of what parts write in the topic's box; an edge without traffic has no such text.
+    `title` is for those who cannot see the picture, by default the mesh's full name.
     """
     picture = picture_of(mesh, plan, flows)
     return _svg(picture, title or f"The mesh {mesh.full_name}", _told(mesh, plan))
 
 
 def picture_of(mesh: Mesh, plan: MeshPlan, flows: Mapping[Edge, Flow] | None = None) -> Picture:
-    """Return the places of everything in the picture of a mesh."""
+    """Return the boxes, frames and lines of the picture of a mesh with their places, and its size, in SVG's pixels."""
     return _Layout(mesh, plan, flows or {}).picture()
 
 
@@ -115,7 +116,9 @@ def picture_of(mesh: Mesh, plan: MeshPlan, flows: Mapping[Edge, Flow] | None = N
 
 
 def text_width(text: str, size: float) -> float:
-    """Return the largest width that a text may have in usual fonts without serifs."""
+    """Return an estimate of the largest width that a text may have in usual fonts without serifs, in the unit of
+    `size`, which is the size of the font.
+    """
     return size * sum(_em(char) for char in text)
 
 
@@ -128,8 +131,9 @@ def _em(char: str) -> float:
 
 
 def broken(name: str, longest: int = _LONGEST) -> tuple[str, ...]:
-    """Return a name in at most three lines, broken behind punctuation if that is possible; the rest of a longer name is
-    left out.
+    """Return a name in at most three lines of at most `longest` characters, broken behind punctuation if that is
+    possible. Of a name that needs more lines the middle is left out: the third line is … and the name's last
+    characters.
     """
     lines: list[str] = []
     rest = name
@@ -147,7 +151,9 @@ def broken(name: str, longest: int = _LONGEST) -> tuple[str, ...]:
 
 
 def _number(value: float) -> str:
-    """Return a number as people read it."""
+    """Return a number as people read it: in k from 10,000 on, in M from 10 million on, and with one decimal below 10 if
+    it is not whole.
+    """
     if value >= 10_000_000:
         return f"{value / 1_000_000:,.0f}M"
     if value >= 10_000:
@@ -191,7 +197,9 @@ class _Layout:
         self._edges = self._all_edges()
 
     def _all_edges(self) -> list[tuple[Node, Node, bool, str]]:
-        """Return edges: start, end, if it is a side output such as a log, and its meaning."""
+        """Return each edge of the mesh: the node at its start, the node at its end, True if it is a side output such as
+        a log, and the edge in words.
+        """
         graph = self._graph
         why = {(cut.topic, cut.function): cut.reason for cut in self._plan.cuts}
         edges: list[tuple[Node, Node, bool, str]] = []
@@ -245,7 +253,9 @@ class _Layout:
         return ", ".join(rate + lag)
 
     def picture(self) -> Picture:
-        """Return everything in its place."""
+        """Return everything in its place. Components are laid out alone, the whole is laid out by that, and then both
+        again, with the ports of components ordered by the heights of what they are linked to outside.
+        """
         blocks = {component.name: self._block(component, {}) for component in self._plan.components}
         layers, at, _ = self._outer(blocks)
         wanted = {name: self._port_heights(name, blocks, layers, at) for name in blocks}
@@ -255,8 +265,8 @@ class _Layout:
     # -- one component
 
     def _block(self, component: Component, wanted: Mapping[Node, float]) -> _Block:
-        """Lay out a component. `wanted` has heights for its ports, the ends of edges that cross its border; they are
-        ordered by those.
+        """Return a component laid out by itself. `wanted` has heights for its ports, the ends of edges that cross its
+        border, which are ordered by those; if it is empty, they are put into any order with few crossings.
         """
         name = component.name
         nodes: list[Node] = [node for node in self._sizes if self._home.get(node) == name]
@@ -325,7 +335,9 @@ class _Layout:
         return block
 
     def _is_back(self, start: Node, end: Node, aside: bool) -> bool:
-        """Return if an edge is drawn from its end, because it would lead to the left."""
+        """Return if an edge is drawn from its end to its start, because it would lead to the left: a side output to a
+        topic whose messages lead to the writer.
+        """
         return aside and self._item(start) in reachable([self._item(end)], self._after())
 
     def _after(self) -> dict[Node, list[Node]]:
@@ -336,13 +348,19 @@ class _Layout:
         return after
 
     def _item(self, node: Node) -> Node:
-        """Return the item of the whole picture that has a node: its component, or the node itself."""
+        """Return the item of the whole picture that has a node: ("block", COMPONENT) for a node within a component,
+        else the node itself.
+        """
         return ("block", self._home[node]) if node in self._home else node
 
     # -- the whole
 
     def _arrows(self) -> dict[tuple[Node, Node, Node | None, Node | None], tuple[str, bool, str]]:
-        """Return arrows between items, with the ports of components at which they begin and end."""
+        """Return the arrows between items of the whole picture. The key of an arrow has the items at its start and end
+        and the ports there, each None if the item is no component or the arrow ends at its border; the value says which
+        end has a tip ("start", "end", or "" for none), if it is a side output, and the edge in words. Of edges with one
+        key the first is kept.
+        """
         arrows: dict[tuple[Node, Node, Node | None, Node | None], tuple[str, bool, str]] = {}
         for start, end, aside, told in self._edges:
             first, second = self._item(start), self._item(end)
@@ -390,7 +408,7 @@ class _Layout:
     def _port_heights(
         self, name: str, blocks: Mapping[str, _Block], layers: Layers, at: Mapping[Node, float]
     ) -> dict[Node, float]:
-        """Return the heights of the nodes outside that are linked to the ports of a component, by port."""
+        """Return, by port of the component `name`, the mean height of the ends outside that are linked to it."""
         near: dict[Node, list[float]] = {}
         for chain, (first, second, out, into) in zip(layers.chains, self._arrows(), strict=True):
             for item, port, beside, other, far in (
@@ -462,7 +480,7 @@ def _label(component: Component) -> str:
 
 
 def _sized(shape: Shape, name: str, details: Sequence[str]) -> Box:
-    """Return a box that is large enough for its texts."""
+    """Return a box at 0, 0 that is large enough for its texts."""
     lines = broken(name)
     text = max([text_width(line, 15.2) for line in lines] + [text_width(line, 12) for line in details])
     more = {"function": 28, "topic": 40, "private": 40, "source": 54, "sink": 40, "query": 60}[shape]
@@ -479,7 +497,9 @@ def _moved(box: Box, x: float, y: float) -> Box:
 
 
 def _columns(layers: Layers, widths: Mapping[Node, float]) -> list[tuple[float, float]]:
-    """Return the left and right side of each column. There is more room between columns if more lines bend there."""
+    """Return the left and right side of each column. A column is as wide as its widest node in `widths`; there is more
+    room behind it if more than three lines bend there.
+    """
     columns: list[tuple[float, float]] = []
     x = 0.0
     for number, row in enumerate(layers.rows):

@@ -77,7 +77,8 @@ def read_mesh(text: str, path: str | Path, topic_names: TopicNames = HOME) -> Me
     """Return the mesh of a file's text, each part of it checked by itself. MeshError with every mistake, if there are
     any.
 
-    Relative paths of code start at the folder of the file.
+    Relative paths of code start at the folder of `path`, which need not exist. `topic_names` makes the server's names
+    of the topics' names in the text.
     """
     draft = draft_of(text, path, topic_names)
     if draft.mistakes:
@@ -86,7 +87,10 @@ def read_mesh(text: str, path: str | Path, topic_names: TopicNames = HOME) -> Me
 
 
 def draft_of(text: str, path: str | Path, topic_names: TopicNames = HOME) -> Draft:
-    """Return a file as far as it can be read, with all mistakes in it."""
+    """Return a file as far as it can be read, with all mistakes in it; of a text that is no YAML, or no mesh, that is a
+    mesh without name and parts. If only its indentation is wrong, the rest is read as if that were mended, and the
+    mistake tells the mended lines.
+    """
     mistakes = Mistakes()
     nodes = documents(text, mistakes)
     if not nodes and any(is_mendable(mistake.text) for mistake in mistakes):
@@ -167,7 +171,9 @@ class _Reader:
                 yield part
 
     def _topic(self, section: Section, field: str, line: int, name: str) -> str:
-        """Return the server's name of a topic."""
+        """Return the server's name of a topic. If it is no name of a topic, that is noted as a mistake of the field,
+        and the name is returned as it is.
+        """
         try:
             return self._topic_names.kafka_name(name)
         except TopicNameError as error:
@@ -175,7 +181,9 @@ class _Reader:
             return name
 
     def _section(self, node: yaml.Node, index: int, kind: Kind, names: tuple[str, ...]) -> tuple[Section, str, int]:
-        """Return the fields of a part, its name, and the number of mistakes before it was read."""
+        """Return the fields of a part, its name (empty if it has none), and the number of mistakes before it was read.
+        Notes mistakes of the name, and fields that are not in `names`.
+        """
         before = len(self._mistakes)
         given = {name: value for name, _, value in items_of(node)}.get("name")
         name = given.value if isinstance(given, yaml.ScalarNode) and not is_null(given) else ""
@@ -212,7 +220,7 @@ class _Reader:
         formats = self._formats(section)
         part = SourcePart(
             name=name,
-            format=section.text("format", is_needed="a format that Spark reads, as json, csv or rate"),
+            format=_short(section.text("format", is_needed="a format that Spark reads, as json, csv or rate")),
             options=section.options("options"),
             schema=section.text("schema"),
             output=output,
@@ -230,7 +238,7 @@ class _Reader:
         part = SinkPart(
             name=name,
             inputs=tuple(dict.fromkeys(inputs)),
-            format=section.text("format", is_needed="a format that Spark writes, as parquet, csv or jdbc"),
+            format=_short(section.text("format", is_needed="a format that Spark writes, as parquet, csv or jdbc")),
             options=section.options("options"),
             columns=tuple(text for _, text in section.texts("columns")),
             **formats,
@@ -260,7 +268,10 @@ class _Reader:
         return self._kept(part, "query", name, section, (part.inputs, (output,)), before)
 
     def _views(self, section: Section, sql: str) -> dict[str, View]:
-        """Return the tables that an SQL text names, with their options."""
+        """Return the tables that an SQL text names, each with the topic, the options and the watermark that the field
+        `views` gives it; without a topic there, the table's name is the topic's. Notes as mistakes what is no
+        watermark, and tables in `views` that the SQL does not name.
+        """
         tables = tables_of(sql)
         said: dict[str, tuple[int, dict[str, str]]] = {}
         if "views" in section.fields:
@@ -312,7 +323,9 @@ class _Reader:
         )
 
     def _checked(self, section: Section, text: str, lines: list[int]) -> FunctionSpec | None:
-        """Return a function if it passes the checks of functions; else note its mistakes and return None."""
+        """Return a function if it passes the checks of functions, and keep what these tell its author for the notes of
+        the mesh; else note its mistakes and return None.
+        """
         try:
             spec, notes = read_function(text, _MARK, self._topic_names)
         except SpecError as error:
@@ -325,13 +338,20 @@ class _Reader:
         return spec
 
     def _fixed(self, section: Section) -> dict[str, str]:
-        """Return the fields that a function has from its mesh: tenant and namespace, and the folder in which its
-        relative path starts.
+        """Return the fields of a function that do not come from its own text alone: the mesh's tenant and namespace, if
+        it does not give its own, and the path of its code with the folder of the mesh's file before it.
         """
         fixed = {} if "fqfn" in section.fields else {"tenant": self._tenant, "namespace": self._namespace}
         fixed = {name: text for name, text in fixed.items() if name not in section.fields}
         py = section.text("py")
         return fixed | ({"py": str(self._folder / py)} if py else {})
+
+
+def _short(name: str) -> str:
+    """Return the name of a format of Spark in lower case, as Spark takes it in any case; the name of a class, which has
+    a dot, is returned as it is.
+    """
+    return name if "." in name else name.lower()
 
 
 def _named(spec: FunctionSpec) -> list[str]:
@@ -340,7 +360,7 @@ def _named(spec: FunctionSpec) -> list[str]:
 
 def _placed(told: str, line: int, lines: list[int]) -> tuple[int, str]:
     """Return the line of the file and the text of a mistake that the check of functions has told. `lines` has the line
-    of the file for each line that the check was given; without one it is `line`.
+    of the file for each line that the check was given; if the mistake names no line, `line` is returned.
     """
     match = _PLACE.match(told)
     if match:
@@ -349,9 +369,11 @@ def _placed(told: str, line: int, lines: list[int]) -> tuple[int, str]:
 
 
 def _as_json(line: int, fields: Fields, fixed: dict[str, str]) -> tuple[str, list[int]]:
-    """Return fields as JSON, and for each line of it the line of the file.
+    """Return fields as JSON, and for each line of it the line of the file; `line`, that of the part, for what the file
+    does not have.
 
-    What YAML takes for numbers or dates stays text, except in `userConfig`. `fixed` goes before the fields.
+    What YAML takes for numbers or dates stays text; in `userConfig` only dates do. `fixed` goes before the fields, and
+    replaces those of the same names.
     """
     told: list[str] = []
     lines: list[int] = []

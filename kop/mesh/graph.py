@@ -88,7 +88,9 @@ class Graph:
 
 
 def reads(part: Part | Outline, topic: str) -> bool:
-    """Return if a part reads a topic of the mesh; patterns leave out what the function writes by itself."""
+    """Return if a part reads a topic of the mesh, by name or by a pattern. A pattern does not match the topics that the
+    function itself writes.
+    """
     if topic in part.inputs:
         return True
     if not isinstance(part, FunctionPart) or topic in part.spec.own_topics:
@@ -146,7 +148,7 @@ def knots(after: Mapping[N, Sequence[N]]) -> list[list[N]]:
 
 
 def _path(knot: Sequence[N], after: Mapping[N, Sequence[N]]) -> tuple[N, ...]:
-    """Return a shortest cycle through the first node of a knot."""
+    """Return a shortest cycle through the first node of a knot, which is not repeated at the end."""
     start = knot[0]
     paths: list[tuple[N, ...]] = [(start,)]
     seen: set[N] = set()

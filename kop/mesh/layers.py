@@ -55,10 +55,10 @@ class Layers:
 
 
 def layer_numbers(nodes: Sequence[Node], arrows: Iterable[Arrow], first: Mapping[Node, int]) -> dict[Node, int]:
-    """Return the layers of nodes by their longest paths; `first` has the lowest possible layer of some. Arrows have no
-    cycle.
+    """Return the number of each node's layer, from 0 at the left, by longest paths; `first` has the lowest possible
+    layer of some. Arrows have no cycle.
 
-    Nodes that nothing leads to are moved next to the first node that they lead to.
+    Nodes that nothing leads to are moved next to the first node that they lead to, unless `first` names them.
     """
     after: dict[Node, list[Node]] = {node: [] for node in nodes}
     before: dict[Node, int] = dict.fromkeys(nodes, 0)
@@ -86,9 +86,10 @@ def layered(
     numbers: Mapping[Node, int],
     below: Mapping[tuple[int, int], float] | None = None,
 ) -> Layers:
-    """Return nodes in their layers, in their order, with bends where arrows pass a layer.
+    """Return nodes in the layers that `numbers` has, in the given order, with bends where arrows pass a layer.
 
-    `below` has, for the number of an arrow and its end (0, 1), how far below the middle of its node that end is.
+    `below` has, for the number of an arrow and its end (0: start, 1: end), how far below the middle of its node that
+    end is.
     """
     count = max(numbers.values(), default=-1) + 1
     rows: list[list[Node]] = [[] for _ in range(count)]
@@ -112,7 +113,7 @@ def layered(
 
 
 def crossings(rows: Sequence[Sequence[Node]], links: Sequence[Sequence[LayerLink]]) -> int:
-    """Return how many pairs of links cross."""
+    """Return the number of pairs of links that cross, if nodes are in these rows from top to bottom."""
     place = {node: number for row in rows for number, node in enumerate(row)}
     return sum(_crossings(each, place) for each in links)
 
@@ -129,9 +130,10 @@ def _crossings(links: Sequence[LayerLink], place: Mapping[Node, int]) -> int:
 
 
 def put_in_order(layers: Layers, fixed: Collection[int] = ()) -> None:
-    """Order the nodes within layers so that few links cross, the fewest if there are few orders.
+    """Order the nodes within the layers, in place, so that few links cross: all orders are tried if there are at most
+    4000, else a good one is searched.
 
-    Layers in `fixed` stay as they are.
+    Layers whose numbers are in `fixed` stay as they are.
     """
     rows = layers.rows
     free = [number for number, row in enumerate(rows) if number not in fixed and len(row) > 1]
@@ -153,7 +155,10 @@ def _all_orders(rows: Sequence[list[Node]], free: Sequence[int]) -> Iterable[lis
 
 
 def _by_barycentre(layers: Layers, free: Sequence[int]) -> list[list[Node]]:
-    """Sweep to and fro, each layer ordered by the middle of its neighbours, then by swaps; from several starts."""
+    """Return the order with the fewest crossings that a search meets; only layers in `free` are ordered, and `layers`
+    stays as it is. The search begins at most 12 times, and goes to and fro: it orders each layer by the middle of its
+    neighbours, then swaps nodes.
+    """
     starts = max(1, min(12, _WORK // (sum(map(len, layers.links)) + 1)))
     best = [list(row) for row in layers.rows]
     least = crossings(best, layers.links)
@@ -178,7 +183,9 @@ def _by_barycentre(layers: Layers, free: Sequence[int]) -> list[list[Node]]:
 
 
 def _mixed(row: Sequence[Node], start: int) -> list[Node]:
-    """Return a layer in another order, the same for each picture of a mesh."""
+    """Return a layer in another order, which depends on `start`, the number of the attempt, alone, so that a mesh has
+    the same picture each time.
+    """
     return [row[at] for at in sorted(range(len(row)), key=lambda at: crc32(b"%d/%d" % (start, at)))]
 
 
@@ -205,7 +212,9 @@ def _part(below: float) -> float:
 
 
 def _swap(rows: list[list[Node]], links: Sequence[Sequence[LayerLink]], free: Sequence[int]) -> None:
-    """Swap neighbours within layers as long as that makes fewer links cross. Only layers in `free` are changed."""
+    """Swap neighbours within layers, in place, as long as that makes fewer links cross, at most 20 times through all
+    layers. Only layers in `free` are changed.
+    """
     for _ in range(_PASSES):
         improved = False
         for number in free:
@@ -227,8 +236,8 @@ def _swap(rows: list[list[Node]], links: Sequence[Sequence[LayerLink]], free: Se
 def _ends_beside(
     rows: Sequence[list[Node]], links: Sequence[Sequence[LayerLink]], number: int, *, from_left: bool
 ) -> dict[Node, list[tuple[int, float]]]:
-    """Return the places, in the layer beside this one, at which the links of each node of the layer end, from top to
-    bottom.
+    """Return, for each node of the layer `number`, the places in the layer to the left of it (`from_left`) or to the
+    right at which its links end, from top to bottom.
     """
     ends: dict[Node, list[tuple[int, float]]] = {node: [] for node in rows[number]}
     beside = number - 1 if from_left else number + 1
@@ -243,13 +252,15 @@ def _ends_beside(
 
 
 def _over(above: Sequence[tuple[int, float]], below: Sequence[tuple[int, float]]) -> int:
-    """Return how many links of two neighbours cross."""
+    """Return the number of pairs of links of two neighbours that cross. `above` and `below` are the sorted places at
+    which the links of the upper and of the lower one end in another layer.
+    """
     return sum(len(above) - bisect_right(above, end) for end in below)
 
 
 def middles(layers: Layers, heights: Mapping[Node, float], gap: float) -> dict[Node, float]:
-    """Return the height of the middle of each node: near the nodes that it is linked to, and `gap` away from its
-    neighbours.
+    """Return the height of the middle of each node, from the top downwards: near the nodes that it is linked to, with
+    at least `gap` between it and its neighbours in the layer. Heights may be below 0.
     """
     at: dict[Node, float] = {}
     for row in layers.rows:

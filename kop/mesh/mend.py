@@ -25,8 +25,8 @@ def is_mendable(problem: str) -> bool:
 
 
 def mended(text: str) -> tuple[str, dict[int, str]]:
-    """Return a text with its indentation mended, and the changed lines by number. The text is unchanged if it cannot be
-    made YAML by that.
+    """Return a text with its indentation mended, and the changed lines by number, from 1. The text is unchanged,
+    without changed lines, if it is YAML already, or cannot be made YAML by mending fewer than 100 places.
     """
     lines = text.split("\n")
     changed: dict[int, str] = {}
@@ -44,7 +44,9 @@ def mended(text: str) -> tuple[str, dict[int, str]]:
 
 
 def _error_line(text: str) -> int | None:
-    """Return the line at which a text stops being YAML; None if all of it is, 0 if it is mended nowhere."""
+    """Return the line, from 1, at which YAML's parser meets a mistake of the kind that is mended; 0 if it meets another
+    mistake, None if the text is YAML.
+    """
     try:
         for _ in yaml.parse(text, Loader=yaml.SafeLoader):
             pass
@@ -58,8 +60,8 @@ def _error_line(text: str) -> int | None:
 
 
 def _moved(lines: list[str], number: int) -> dict[int, str]:
-    """Return the lines of a field that is indented too far, by number and moved to the left; empty if the mistake is
-    another one.
+    """Return the lines of the field that begins at the line `number` and is indented too far, by number and moved to
+    the left; empty if that is not the mistake there.
     """
     if not 2 <= number <= len(lines) or not (field := _FIELD.match(lines[number - 1])):
         return {}

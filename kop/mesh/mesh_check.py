@@ -41,11 +41,12 @@ def check(
     *,
     makes_topics: bool = False,
 ) -> Checked:
-    """Return everything that is wrong with a mesh, and its plan.
+    """Return everything that is wrong with a mesh, and its plan if file and graph have no mistakes.
 
     `facts` are what a server knows: a topic that is not among its partitions, or is missing, does not exist. None: no
     server was asked. `cores` is the number of tasks that may run at once; None: unknown. Without `code` the code of
-    functions is not checked. With `makes_topics` an input that does not exist is no mistake, since the mesh makes it.
+    functions is not checked. With `makes_topics` an input that does not exist is no mistake, since the mesh makes it,
+    unless the file has externalWriters and does not name it there.
     """
     check_of = _Check(draft, facts, makes_topics)
     made = check_of.graph_and_plan()
@@ -76,7 +77,10 @@ class _Check:
         self.mistakes.add(part.line, f"{part.kind} {part.name}: {text}")
 
     def graph_and_plan(self) -> MeshPlan | None:
-        """Check that the parts fit together; returns the plan of components if they do, else None."""
+        """Note every mistake in how the parts fit together, and return the plan of components; None if there are
+        mistakes of the file or of the graph. Private topics are checked by the plan, which is returned even if they are
+        wrong.
+        """
         self._names()
         self._cycles()
         self._inputs()
@@ -109,7 +113,10 @@ class _Check:
             self.wrong(self._graph.parts[cycle[0]], f"a cycle, {told}: let one of them write another topic")
 
     def _inputs(self) -> None:
-        """Check that every topic that is read is written by somebody, and that messages reach every part."""
+        """Check the topics that parts read and no part writes, and that messages reach every part. A topic is a mistake
+        if it is not on the server that was asked (unless the mesh makes topics), or is neither there nor among the
+        externalWriters that are given. Those that somebody else is known to write are right; others are told in a note.
+        """
         graph, mesh = self._graph, self._mesh
         side = graph.side_writers
         outside = [
@@ -182,7 +189,7 @@ class _Check:
                         break
 
     def _private(self, made: MeshPlan) -> None:
-        """Check that private topics are needed by nobody outside of their component."""
+        """Note a mistake for each function whose private output is read by nobody, or is needed as a topic."""
         for part in self._mesh.functions:
             component = made.of_function[part.name]
             topic = part.spec.output
@@ -210,8 +217,8 @@ class _Check:
                 self.wrong(part, f"private: {open_one} writes {topic}, too, and does not call it private: both or none")
 
     def cores(self, made: MeshPlan, cores: int) -> None:
-        """Check that there is a core for every component, if the trigger is continuous so that all run at once; note
-        if there are fewer than tasks.
+        """Note a mistake if the trigger is continuous, so that all run at once, and there are fewer `cores` than one
+        for each component and one for the sources, sinks and queries, if there are any; a note if fewer than tasks.
         """
         if self._mesh.trigger != "continuous":
             return
@@ -236,7 +243,9 @@ class _Check:
 
 
 def tasks_of(parallelism: int, inputs: Iterable[str], partitions: Mapping[str, int]) -> int:
-    """Return the number of tasks that a component has, as far as its inputs' partitions are known."""
+    """Return the number of tasks that a component has: its parallelism, but no more than its inputs have partitions in
+    all, if those of each are known.
+    """
     counts = [partitions.get(topic) for topic in inputs]
     known = [count for count in counts if count is not None]
     return min(parallelism, sum(known)) if counts and len(known) == len(counts) else parallelism
@@ -247,7 +256,9 @@ def _exists(topic: str, facts: Facts) -> bool:
 
 
 def _needs_nothing(part: Part | Outline) -> bool:
-    """Return if a part gets messages without a topic that is named: a source, or a function with a pattern."""
+    """Return if a part may get messages without a topic that its file names: a source, a function with a pattern, or a
+    part of which no input could be read.
+    """
     if isinstance(part, FunctionPart):
         return any(given.is_regex for given in part.spec.inputs.values())
     return not part.inputs

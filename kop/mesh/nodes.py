@@ -53,7 +53,9 @@ class Mistakes(list[Mistake]):
 
 
 def documents(text: str, mistakes: Mistakes) -> list[yaml.Node]:
-    """Return the documents of a text that are not empty; mistakes of YAML are noted."""
+    """Return the documents of a text that are not empty; none if it is no YAML, or nested deeper than 60 levels.
+    Everything wrong is noted in `mistakes`, also what YAML allows and a mesh's file does not, such as aliases.
+    """
     try:
         if _is_deep(text):
             mistakes.add(1, f"is nested deeper than {_DEPTH} levels")
@@ -78,7 +80,9 @@ def documents(text: str, mistakes: Mistakes) -> list[yaml.Node]:
 
 
 def _is_deep(text: str) -> bool:
-    """Return if nodes are nested deeper than is allowed; they are read by recursion."""
+    """Return if nodes are nested deeper than 60 levels, which is refused because nodes are read by recursion. An error
+    of YAML is raised.
+    """
     depth = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -91,7 +95,9 @@ def _is_deep(text: str) -> bool:
 
 
 def _check(node: yaml.Node, place: str, seen: set[int], mistakes: Mistakes) -> None:
-    """Note the mistakes that YAML allows and a mesh's file does not: equal keys, aliases, merges, tags."""
+    """Note the mistakes that YAML allows and a mesh's file does not, in a node and those within it: equal keys,
+    aliases, merges, tags. `place` is the path of fields to the node; `seen` gets the ids of nodes, to know aliases.
+    """
     line = line_of(node)
     named = f"{place}: " if place else ""
     if id(node) in seen:
@@ -128,7 +134,9 @@ def is_null(node: yaml.Node | None) -> bool:
 
 
 def items_of(node: yaml.Node) -> Iterator[tuple[str, int, yaml.Node]]:
-    """Yield name, line and value of each field of a node, once each."""
+    """Yield name, line and value of each field of a node; of fields with one name only the first. Nothing if the node
+    has no fields.
+    """
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
@@ -138,7 +146,9 @@ def items_of(node: yaml.Node) -> Iterator[tuple[str, int, yaml.Node]]:
 
 
 def near(name: str, names: Collection[str]) -> str:
-    """Return a question for the nearest of some names; empty if none is near."""
+    """Return `; is it NAME?` with the name that is nearest to `name`, regardless of case, to be put behind a mistake;
+    empty if none is near.
+    """
     by_lower = {other.lower(): other for other in names}
     nearest = difflib.get_close_matches(name.lower(), list(by_lower), 1)
     return f"; is it {by_lower[nearest[0]]}?" if nearest else ""
@@ -171,18 +181,22 @@ class Section:
                 self.wrong(line, f"{name}: there is no such field{near(name, names)}")
 
     def wrong(self, line: int, text: str) -> None:
-        """Note a mistake of the part. Fields have the names by which their author knows them."""
+        """Note a mistake of the part. If the text begins with the name of a field, that is replaced by the name by
+        which the author of the file knows it.
+        """
         field = re.match(r"\w+", text)
         if field and field[0] in self._written:
             text = self._written[field[0]] + text[field.end() :]
         self._mistakes.add(line, f"{self.place}: {text}" if self.place else text)
 
     def line_at(self, name: str) -> int:
-        """Return the line of a field, of the part if it is not there."""
+        """Return the line of a field; the line of the part if the field is not there."""
         return self.fields[name][0] if name in self.fields else self.line
 
     def text(self, name: str, *, is_needed: str = "") -> str:
-        """Return the text of a field as it is written. `is_needed` says what it is for, if it has to be there."""
+        """Return the text of a field as it is written; empty if it is not there, or no text, which is noted as a
+        mistake. With `is_needed`, which says what the field is for, one that is missing or empty is a mistake, too.
+        """
         if name not in self.fields:
             if is_needed:
                 self.wrong(self.line, f"{name}: is missing: {is_needed}")
@@ -196,7 +210,9 @@ class Section:
         return str(node.value)
 
     def truth(self, name: str, default: bool = False) -> bool:
-        """Return true or false."""
+        """Return the value of a field that is true or false (or yes, no, on, off); `default` if it is not there, or is
+        something else, which is noted as a mistake.
+        """
         if name not in self.fields:
             return default
         line, node = self.fields[name]
@@ -206,7 +222,9 @@ class Section:
         return default
 
     def number(self, name: str, default: float) -> float:
-        """Return a number above 0."""
+        """Return the value of a field that is a number above 0 and below 1,000,000,000; `default` if it is not there,
+        or is something else, which is noted as a mistake.
+        """
         if name not in self.fields:
             return default
         line, node = self.fields[name]
@@ -218,7 +236,9 @@ class Section:
         return default
 
     def choice(self, name: str, choices: Collection[str], default: str) -> str:
-        """Return one of some words."""
+        """Return the text of a field that has to be among `choices`; `default` if it is empty or not there, or is
+        something else, which is noted as a mistake.
+        """
         given = self.text(name)
         if not given or given in choices:
             return given or default
@@ -226,7 +246,9 @@ class Section:
         return default
 
     def texts(self, name: str) -> tuple[tuple[int, str], ...]:
-        """Return a list of texts with their lines; one text is a list of one."""
+        """Return the texts of a field that is a list, each with its line; one text is a list of one. Empty if the field
+        is not there, or is something else. All that is no text, or an empty one, is noted as a mistake.
+        """
         if name not in self.fields:
             return ()
         line, node = self.fields[name]
@@ -243,7 +265,9 @@ class Section:
         )
 
     def options(self, name: str) -> dict[str, str]:
-        """Return names and texts."""
+        """Return the fields of a field as names and texts, null as an empty text; empty if the field is not there.
+        Values that are no texts are left out, and noted as mistakes.
+        """
         if name not in self.fields:
             return {}
         line, node = self.fields[name]

@@ -15,7 +15,9 @@ from kop.mesh.spec import Mesh
 
 
 def picture_json(mesh: Mesh, plan: MeshPlan) -> dict[str, Any]:
-    """Return nodes, edges and components of a mesh, with the places that nodes and components have in its picture."""
+    """Return nodes, edges and components of a mesh as JSON values, with the places that nodes and components have in
+    its picture, in pixels from its left upper corner.
+    """
     picture = picture_of(mesh, plan)
     component_of = {name: component.name for name, component in plan.of_function.items()}
     called = {

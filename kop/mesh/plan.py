@@ -95,9 +95,11 @@ class MeshPlan:
 
 
 def plan(mesh: Mesh, facts: Facts | None = None, alone: Collection[str] = ()) -> MeshPlan:
-    """Return the components of a mesh without cycles whose parts have different names.
+    """Return the components of a mesh without cycles whose parts have different names. `facts` has what is known of the
+    server's topics; None: nothing.
 
-    `alone` are functions that have to be components of their own because they end the process of others.
+    `alone` are the names of functions that have to be components of their own because they have ended the process that
+    they ran in.
     """
     return _Planner(mesh, facts or Facts(), alone).plan()
 
@@ -162,8 +164,9 @@ class _Planner:
         return ""
 
     def _hold_order(self, cut: dict[Edge, str], all_cut: Mapping[Edge, str]) -> bool:
-        """Cut the edges to functions that would get the messages of one key, or of one state, in several tasks. Returns
-        if any was cut; they are put into `cut` with their reasons.
+        """Cut the edges to functions that would get the messages of one key, or of one state, in several tasks.
+        `all_cut` has every edge that is not fused. Return True if any was cut; those are put into `cut` with their
+        reasons.
         """
         roots: dict[str, frozenset[str]] = {}
         keyed: dict[str, str] = {}
@@ -194,7 +197,8 @@ class _Planner:
         self, joined: Mapping[str, frozenset[str]], cut: dict[Edge, str], all_cut: Mapping[Edge, str]
     ) -> bool:
         """Cut all edges of functions whose state is that of the whole function if their component would read more than
-        one partition. Returns if any was cut.
+        one partition; a topic whose partitions are not known counts as several. `joined` has the component of each
+        function. Return True if any was cut; those are put into `cut` with their reasons.
         """
         before = len(cut)
         fused = set(self._edges) - all_cut.keys()
@@ -241,7 +245,10 @@ class _Planner:
     # -- components
 
     def _join(self, cut: Mapping[Edge, str]) -> tuple[dict[str, frozenset[str]], dict[Edge, str]]:
-        """Return the functions that are fused with each, and the edges that had to be cut so that no circle closes."""
+        """Return, by part, the parts that are in one component with it, if edges in `cut` are not fused; and further
+        edges that had to be cut, each with the reason, so that no component reads what comes of its own outputs by
+        others.
+        """
         joined = {name: frozenset([name]) for name in self._graph.parts}
         circles: dict[Edge, str] = {}
         apart = {(writer, name) for topic, name in cut for writer in self._graph.writers[topic]}
@@ -261,7 +268,9 @@ class _Planner:
     def _closes(
         self, together: frozenset[str], joined: Mapping[str, frozenset[str]], apart: set[tuple[str, str]]
     ) -> str:
-        """Return why parts cannot be one component; empty if they can."""
+        """Return why the parts in `together` cannot be one component; empty if they can. `joined` has the component of
+        each part so far, `apart` the writer and the reader of each edge that is cut.
+        """
         for writer, reader in sorted(apart):
             if writer in together and reader in together:
                 return f"{reader} is cut from {writer}, and would come together with it"
@@ -321,8 +330,8 @@ class _Planner:
         )
 
     def _is_unwritten(self, topic: str, fused: set[Edge]) -> bool:
-        """Return if a topic needs no records: all parts that write it call it private, and all that read it are called
-        directly.
+        """Return if a topic needs no records: all functions that write it call it private, it has readers, and all of
+        these are called directly, by edges in `fused`.
         """
         readers = self._graph.readers[topic]
         writers = [self._functions[name] for name in self._graph.writers[topic] if name in self._functions]

@@ -29,23 +29,23 @@ WAITING: Final = "waiting"
 
 
 def key(kind: str, full_name: str) -> str:
-    """Return the key of a record about a mesh."""
+    """Return the key of a record about a mesh: KIND/TENANT/NAMESPACE/NAME."""
     return f"{kind}/{full_name}"
 
 
 def split_key(text: str) -> tuple[str, str]:
-    """Return the kind of a record and the mesh that it is about."""
+    """Return the kind of a record and the full name of the mesh that it is about, out of the record's key."""
     kind, _, full_name = text.partition("/")
     return kind, full_name
 
 
 def encode(value: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a record."""
+    """Return the bytes of a record: its value as JSON, in which what JSON has no form for is a text."""
     return json.dumps(value, separators=(",", ":"), default=str).encode()
 
 
 def decode(value: bytes) -> dict[str, Any]:
-    """Return the content of a record; empty if it is not one of kop's."""
+    """Return the content of a record; empty if it is no JSON object, and so is not one of kop's."""
     try:
         decoded = json.loads(value)
     except ValueError:
@@ -54,8 +54,8 @@ def decode(value: bytes) -> dict[str, Any]:
 
 
 def state_of(report: Mapping[str, Any], now_ms: int) -> str:
-    """Return the state of a mesh as of now. A driver that was running and has been silent for too long counts as
-    gone.
+    """Return the state of a mesh at `now_ms`, in milliseconds since 1970: the one that the report has, but `gone` if
+    that is running or starting and the report is older than 10 s. Empty if the report has none.
     """
     state = str(report.get("state", ""))
     silent = (now_ms - int(report.get("at_ms", 0))) / 1000

@@ -28,7 +28,8 @@ class OtherWriters:
 
 
 def other_writers(mesh: str, meshes: Mapping[str, MeshDefinition], functions: Mapping[str, Definition]) -> OtherWriters:
-    """Return who writes topics, of all functions and meshes of a server but the mesh with the full name `mesh`.
+    """Return who writes topics, of all functions and meshes of a server but the mesh with the full name `mesh`. Of
+    several writers of a topic one is named. Those whose definition this version of kop cannot read are unknown.
 
     A function counts if it is stopped, too: somebody may start it. What a function gives to `context.publish` alone is
     not known here.
@@ -60,12 +61,15 @@ def other_writers(mesh: str, meshes: Mapping[str, MeshDefinition], functions: Ma
 
 
 def made_topics(mesh: Mesh) -> tuple[str, ...]:
-    """Return the topics that the driver of a mesh makes if they are not there: all that its parts name."""
+    """Return the topics that the driver of a mesh makes if they are not there: all that its parts name as inputs and
+    outputs, without patterns, topics for logs, dead letters and late messages.
+    """
     return tuple(dict.fromkeys(topic for part in mesh.parts for topic in (*part.inputs, *part.outputs)))
 
 
 def facts_before(mesh: Mesh, there: Mapping[str, int], default: int | None, writers: OtherWriters) -> Facts:
-    """Return the facts that the driver of a mesh will find once it has made its topics.
+    """Return the facts that the driver of a mesh will find once it has made its topics; their notes tell what is not
+    known.
 
     `there` has the number of partitions of each topic that exists, `default` is that of topics that are made; None: not
     known.

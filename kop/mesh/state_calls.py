@@ -13,10 +13,12 @@ _STATE: Final = frozenset({"incr_counter", "get_counter", "del_counter", "put_st
 
 
 def state_call(source: str, class_name: str) -> tuple[str, int] | None:
-    """Return the first call in a function's code that uses state, and its line; None if no such call is seen.
+    """Return the name and the line of the first use of state in a function's code, such as `context.get_state`; any
+    attribute of such a name counts. None if none is seen, or the code cannot be parsed.
 
-    `class_name` is `module.Class`, `module.function` or `module`, which is that of the file. Only the function, and
-    what it uses of the file, is searched.
+    `class_name` is `module.Class`, `module.function` or `module`, where the function `process` of the file is meant.
+    Only the function, and what it uses of the file, is searched; all of the file's functions and classes if it is not
+    there.
     """
     try:
         tree = ast.parse(source)

@@ -23,7 +23,9 @@ _BEFORE_A_NAME: Final = {"lateral", "values", "select", "table"}
 
 
 def tables_of(sql: str) -> tuple[str, ...]:
-    """Return the tables that a SQL text reads, each once, in the order of the text."""
+    """Return the tables that a SQL text reads, each once, in the order of the text, without quotes. Names that the text
+    gives by WITH, and functions that return tables, are left out.
+    """
     tokens = [
         (match.lastgroup, match[0]) for match in _TOKEN.finditer(sql) if match.lastgroup not in {"comment", "text"}
     ]
@@ -79,7 +81,7 @@ def _unquoted(token: str) -> str:
 
 
 def _given(tokens: list[tuple[str | None, str]]) -> set[str]:
-    """Return the names that WITH gives: NAME AS (, or NAME (COLUMNS) AS (."""
+    """Return the names that WITH gives, in lower case: NAME AS (, or NAME (COLUMNS) AS (."""
     names: set[str] = set()
     if not any(kind == "word" and token.lower() == "with" for kind, token in tokens):
         return names
@@ -96,7 +98,9 @@ def _given(tokens: list[tuple[str | None, str]]) -> set[str]:
 
 
 def _is_function(tokens: list[tuple[str | None, str]], index: int, depth: int) -> bool:
-    """Return if FROM belongs to a function, as in EXTRACT(YEAR FROM x), TRIM(x FROM y), or to IS DISTINCT FROM."""
+    """Return if the FROM at `index` belongs to a function, as in EXTRACT(YEAR FROM x), TRIM(x FROM y), or to IS
+    DISTINCT FROM, so that no table follows. `depth` is the number of parentheses that are open.
+    """
     if tokens[index - 1][1].lower() == "distinct" and index > 1 and tokens[index - 2][1].lower() in {"is", "not"}:
         return True
     at, inner = index - 1, 0

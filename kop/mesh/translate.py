@@ -276,7 +276,9 @@ class _Objects:
         return Translated(_mapping(items, node), written, tuple(notes), self._without_code)
 
     def _of_first(self, spec: yaml.Node) -> list[tuple[yaml.Node, yaml.Node]]:
-        """Return tenant and namespace of the first function that has them."""
+        """Return tenant and namespace, each of the first function that gives it, as fields of the mesh: pairs of name
+        and value.
+        """
         functions = _fields(spec).get("functions")
         parts = functions.value if isinstance(functions, yaml.SequenceNode) else []
         given = [
@@ -285,7 +287,10 @@ class _Objects:
         return [(_scalar(name, value), value) for name, value in dict(reversed(given)).items()]
 
     def _of_config(self, nodes: Sequence[yaml.Node], kinds: Sequence[str]) -> list[tuple[yaml.Node, yaml.Node]]:
-        """Return the options of the ConfigMap that parts refer to."""
+        """Return the field kopOptions with the admin address in the ConfigMaps that parts refer to, in a list; an empty
+        list if there is none. Parts have to be translated before: that notes what they refer to. Notes a mistake if a
+        ConfigMap is not in the file, or two have different addresses; their other data is left out, and told.
+        """
         maps = {
             _text_of(_fields(_fields(node).get("metadata")).get("name")): node
             for node, kind in zip(nodes, kinds, strict=True)
@@ -317,7 +322,10 @@ class _Objects:
     def _flat(
         self, node: yaml.Node, known: Mapping[str, str], place: str, dropped: set[str]
     ) -> dict[str, tuple[int, yaml.Node]]:
-        """Return the fields of a part by their names with dots, without those that are left out."""
+        """Return the fields of a part that are translated (`known`), by their names with dots, each with its line and
+        value. Kubernetes' fields and those in `dropped` are left out, which is told; a reference to a ConfigMap is kept
+        for later. Any other field is noted as a mistake of `place`, the part in words.
+        """
         within = {name.partition(".")[0] for name in (*known, *KUBERNETES, *dropped) if "." in name} | {
             "pulsar",
             "genericRuntime",
@@ -405,7 +413,7 @@ class _Objects:
 
 
 def _at(name: str, line: int, like: yaml.Node) -> yaml.ScalarNode:
-    """Return the name of a field at a line."""
+    """Return a node with the name of a field, as if it stood at this line."""
     mark = yaml.Mark(like.start_mark.name, 0, line - 1, 0, None, 0)
     return yaml.ScalarNode(_TEXT, name, mark, mark)
 

@@ -58,7 +58,9 @@ class _NoSchemaError(Exception):
 
 
 def written_schema(part: Part | Outline, mesh: Mesh) -> WrittenSchema | None:
-    """Return the schema of the values that a part writes; None if the file does not even give the format."""
+    """Return the format and the schema of the values that a part writes; None if the file does not even give the
+    format, and for sinks and parts with mistakes. A schema that cannot be read is left out. `@FILE` is read as a file.
+    """
     if isinstance(part, Outline | SinkPart):
         return None
     if isinstance(part, FunctionPart):
@@ -84,7 +86,9 @@ def written_schema(part: Part | Outline, mesh: Mesh) -> WrittenSchema | None:
 
 
 def difference(own: WrittenSchema, other: WrittenSchema) -> tuple[str, str] | None:
-    """Return the first difference of two schemas, as words for each of them; None if none is known."""
+    """Return the first difference of two schemas, in words for `own` and for `other`; None if none is known, as between
+    schemas in different languages.
+    """
     if own.format != other.format:
         return _named(own), _named(other)
     if own.type_name != other.type_name and own.type_name and other.type_name:
@@ -110,7 +114,9 @@ def _field(schema: WrittenSchema, name: str, fields: Mapping[str, str]) -> str:
 
 
 def _read(text: str, written: str) -> str:
-    """Return a schema as text, for `@FILE` the content of that file; that of Protobuf in base64."""
+    """Return a schema as text, for `@FILE` the content of that file; that of Protobuf in base64. _NoSchemaError if the
+    file cannot be read.
+    """
     if not text.startswith("@"):
         return text
     try:
@@ -146,7 +152,10 @@ def _of_columns(written: str, columns: Mapping[str, str]) -> WrittenSchema:
 
 
 def _of_rows(written: str, text: str) -> WrittenSchema | None:
-    """Return the schema of rows of these columns as values: of the column `value`, or else of all but `key`."""
+    """Return the schema of values that are made of rows with these columns in Spark's DDL: of the column `value`, or
+    else of all but `key`. Without a format (`written`) it is JSON, or None if `value` is text or bytes. _NoSchemaError
+    if the text is not understood.
+    """
     columns = _columns(text)
     by_lower = {name.lower(): name for name in columns}
     value = columns[by_lower["value"]] if "value" in by_lower else ""
@@ -159,7 +168,9 @@ def _of_rows(written: str, text: str) -> WrittenSchema | None:
 
 
 def _columns(text: str) -> dict[str, str]:
-    """Return the types of columns by their names, each type as it is always written."""
+    """Return the types of columns in Spark's DDL by their names, equal types always in the same words. _NoSchemaError
+    if the text is not understood.
+    """
     tokens = list(_tokens(text))
     columns, end = _fields_at(tokens, 0)
     if end != len(tokens) or not columns:
@@ -168,7 +179,9 @@ def _columns(text: str) -> dict[str, str]:
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the tokens of a text in Spark's words: the kind (`name`, `text`, `word`, `mark`), and the token."""
+    """Yield the tokens of a text in Spark's words: the kind (`name`, `text`, `word`, `mark`), and the token.
+    _NoSchemaError at a character that begins none.
+    """
     at, text = 0, text.strip()
     while at < len(text):
         match = _TOKEN.match(text, at)
@@ -183,7 +196,9 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _fields_at(tokens: list[tuple[str, str]], at: int) -> tuple[dict[str, str], int]:
-    """Return the fields that begin at a token, and the place behind them. NOT NULL and comments are left out."""
+    """Return the names and types of the fields that begin at a token, and the index of the token behind them. NOT NULL
+    and comments are left out. _NoSchemaError if the tokens are not understood.
+    """
     fields: dict[str, str] = {}
     while True:
         kind, name = _token(tokens, at)
@@ -264,7 +279,8 @@ def _json_words(schema: Any) -> str:
 
 def _avro(schema: Any, space: str) -> Any:
     """Return a schema of Avro with full names, and without what does not change the meaning of a record's bytes. The
-    fields of a record are pairs of name and type.
+    fields of a record are pairs of name and type. `space` is the namespace around the schema. _NoSchemaError if it is
+    no schema.
     """
     if isinstance(schema, str):
         return schema if schema in _AVRO_PRIMITIVES or "." in schema or not space else f"{space}.{schema}"

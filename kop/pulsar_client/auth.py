@@ -177,7 +177,7 @@ class OAuth2(Credentials):
             text = f"{url}: {error or type(error).__name__}; check the issuer's URL and the network"
             raise PulsarError("AuthFailed", text, retriable=True) from error
         life = answer.get("expires_in", 3600)
-        if isinstance(life, str) and life.isdigit():  # some issuers
+        if isinstance(life, str) and life.isdecimal():  # some issuers
             life = int(life)
         if not isinstance(life, int | float) or life <= 0:
             raise PulsarError("AuthFailed", f"{url}: expires_in is no number of seconds")

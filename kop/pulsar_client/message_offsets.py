@@ -30,7 +30,7 @@ class MessageId(NamedTuple):
         the whole entry. MessageOffsetError if the text is neither.
         """
         parts = text.split(":")
-        if len(parts) not in {2, 3} or not all(part.lstrip("-").isdigit() for part in parts):
+        if len(parts) not in {2, 3} or not all(part.removeprefix("-").isdecimal() for part in parts):
             raise MessageOffsetError(f"a message id is LEDGER:ENTRY or LEDGER:ENTRY:BATCH-INDEX, not {text!r}")
         ledger, entry, *batch = map(int, parts)
         return cls(ledger, entry, max(batch[0], -1) if batch else -1)

@@ -108,6 +108,8 @@ class Dialer:
             raise ConnectionError(f"login as {login.name}: {error}") from None
         except EOFError:
             raise ConnectionError(f"login as {login.name}: the other broker has closed the connection") from None
+        except struct.error:
+            raise ConnectionError(f"login as {login.name}: an answer of the other broker is too short") from None
 
 
 async def _authenticated(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: bytes) -> bytes:

@@ -62,7 +62,7 @@ def read(store: Store) -> str:
         why = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror
         raise ValueError(f"{prefix}.location {store.location}: {why}") from None
     try:
-        return _pem(data) if store.type == "PEM" else _pkcs12(store, data)
+        return _pem(store, data) if store.type == "PEM" else _pkcs12(store, data)
     except ValueError as error:
         raise ValueError(f"{prefix}.location {store.location}: {error}") from None
 
@@ -75,9 +75,9 @@ def of_java(kind: str, location: str = "STORE") -> str:
     )
 
 
-def _pem(data: bytes) -> str:
+def _pem(store: Store, data: bytes) -> str:
     if data.startswith(_JKS):
-        raise ValueError(of_java("keystore"))
+        raise ValueError(of_java(store.kind, store.location))
     if b"-----BEGIN " not in data:
         raise ValueError("it is not PEM; for a store of type PKCS12 set its type")
     return data.decode("ascii", errors="ignore")  # comments may be anything

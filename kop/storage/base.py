@@ -648,7 +648,9 @@ class Grants(Protocol):
         """Return those of the namespaces that have to be read before anything is decided by their grants."""
 
     async def read(self, namespaces: Collection[str]) -> None:
-        """Read the grants of these namespaces from the server. Those that cannot be read count as not known."""
+        """Read the grants of these namespaces from the server. Those that cannot be read keep their last answer for 30
+        seconds, and are not known then.
+        """
 
     def follow(self, namespace: str) -> None:
         """Read the grants of a namespace again and again from now on, until the engine is closed."""

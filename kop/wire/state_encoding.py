@@ -69,13 +69,15 @@ class RecordReader:
 
     def uvarint(self) -> int:
         """Return the next field, a varint without a sign, and go on behind it. StateRecordError if it has more than
-        five bytes.
+        32 bits.
         """
         value = 0
         for shift in range(0, 35, 7):
             (byte,) = self.take(1)
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
+                if value > 0xFFFFFFFF:
+                    break
                 return value
         raise StateRecordError("a varint of more than 32 bits")
 

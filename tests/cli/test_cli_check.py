@@ -8,6 +8,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import click
 import pytest
@@ -43,15 +44,19 @@ class Rest:
         self.settings = dict(AS_IT_SHOULD_BE)
         self.denied = ""
         """Beginnings of paths that the role may not read, with commas between them."""
+        self.last = "9:1"
         rest = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 path = self.path.partition("?")[0].removeprefix("/admin/v2/")
                 denied = rest.denied and path.startswith(tuple(rest.denied.split(",")))
+                _, at_entry, entry = path.partition("/entry/")
                 body = rest.answer(path).encode()
                 self.send_response(403 if denied else 200)
                 self.send_header("Content-Length", str(len(body)))
+                if at_entry and "/old/ledger/3/" not in path:
+                    self.send_header("X-Pulsar-Broker-Entry-METADATA-index", entry)
                 self.end_headers()
                 self.wfile.write(body)
 
@@ -82,7 +87,7 @@ class Rest:
         return json.dumps(
             {
                 "ledgers": [{"ledgerId": 3, "entries": 7}, {"ledgerId": 9, "entries": 0}],
-                "lastConfirmedEntry": "9:1",
+                "lastConfirmedEntry": self.last,
             }
         )
 
@@ -122,10 +127,15 @@ def test_check_looks_at_pulsar_alone_before_there_is_a_gateway(rest: Rest, invok
     assert "None answers at 127.0.0.1:9092 yet" in lines[-1]
 
 
-def test_a_gateway_that_was_named_has_to_be_there_and_comes_behind_pulsar(rest: Rest, invoke: Invoke) -> None:
+def test_a_gateway_that_was_named_has_to_be_there_and_comes_behind_pulsar(
+    rest: Rest, invoke: Invoke, tmp_path: Path
+) -> None:
+    properties = tmp_path / "client.properties"
+    properties.write_text("bootstrap.servers=127.0.0.1:1\n")
     for named in (
         invoke("check", "--admin-url", rest.url, "--bootstrap", "127.0.0.1:1"),
         invoke("check", "--admin-url", rest.url, env={"KOP_BOOTSTRAP": "127.0.0.1:1"}),
+        invoke("check", "--admin-url", rest.url, "--client-config", str(properties)),
     ):
         assert named.exit_code == 1
         assert named.stdout.index("ok    Pulsar") < named.stdout.index("FAIL  connect")
@@ -197,6 +207,19 @@ def test_describe_counts_the_older_entries_of_a_topic(rest: Rest, kop: Kop) -> N
     assert (head.split()[-1], row.split()[-1]) == ("OLDER", "7")
     assert result.err == "old: 7 entries are older than Pulsar's index; consumers do not see them\n"
     assert described["partitions"][0]["older_entries"] == 7
+
+
+def test_an_offset_is_found_behind_entries_that_are_older_than_the_index(rest: Rest, invoke: Invoke) -> None:
+    def ask(offset: int) -> tuple[int, str, str]:
+        result = invoke("offsets", "old", "--plain", "--offset", str(offset), "--admin-url", rest.url)
+        return result.exit_code, result.stdout, result.stderr
+
+    for offset in (0, 1):
+        assert ask(offset) == (0, f"9:{offset}:0\n", "")
+    assert ask(2) == (1, "", "kop: no message of persistent://public/default/old has offset 2\n")
+    rest.last = "3:6"
+    code, _, said = ask(0)
+    assert (code, said.partition(":")[2].partition(":")[0]) == (1, " the Pulsar broker keeps no entry index")
 
 
 def test_describe_goes_on_without_a_pulsar_that_only_the_environment_names(kop: Kop) -> None:

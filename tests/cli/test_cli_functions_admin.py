@@ -78,6 +78,13 @@ def table(text: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines()]
 
 
+def test_a_package_that_is_too_large_is_not_sent(admin: Admin, tmp_path: Path) -> None:
+    large = tmp_path / "large.zip"
+    with open(large, "wb") as file:
+        file.truncate((128 << 20) + 1)
+    assert "has more than 128 MiB: install" in admin.refused("update", "--name", "shout", "--py", str(large))
+
+
 def test_from_create_to_delete(admin: Admin) -> None:
     assert admin.create() == "created public/default/shout, revision 101\n"
     assert admin.service.packages["public/default/shout"].data == SHOUT.encode()

@@ -23,6 +23,7 @@ from kop.cli.mesh_draw import live_mesh
 from kop.cli.mesh_live import live_server
 from kop.client.keyed_topic import KeyedTopic
 from kop.client.properties import connection
+from kop.client.write_client import WriteClient
 from kop.functions.definitions import Definition
 from kop.functions.metadata import DEFINITIONS
 from kop.functions.topic_requests import new_registry
@@ -137,11 +138,31 @@ def check_changes(mesh: OnBroker, path: Path) -> None:
     assert f"{NAME}: updated (revision" in mesh.ok("update", str(path), "--no-code", "--yes")
     assert f"{NAME}: nothing changes" in mesh.ok("update", str(path), "--no-code", "--yes")
     assert "has no part boom; it has bang, shout" in mesh("restart", "loud", "boom").stderr
+    assert "has no part boom; it has bang, shout" in mesh("stop", "loud", "boom").stderr
+    assert f"{NAME}: bang stopped" in mesh.ok("stop", "loud", "bang")
+    assert json.loads(mesh.ok("get", "loud", "--json"))["stopped_parts"] == ["bang"]
+    assert f"{NAME}: bang started" in mesh.ok("start", "loud", "bang")
     assert f"{NAME}: stopped" in mesh.ok("stop", "loud")
     assert json.loads(mesh.ok("list", "--json"))[0]["state"] == "stopped"
     assert f"{NAME}: started" in mesh.ok("start", "loud")
+    left = left_behind(mesh)
+    next(left)
     assert "its topics and the state of its functions are still there" in mesh.ok("delete", "loud")
     assert json.loads(mesh.ok("list", "--json")) == []
+    assert next(left) == {"public/default/kept": True, "public/default/gone": False}
+
+
+def left_behind(mesh: OnBroker) -> Iterator[dict[str, bool]]:
+    """Note groups of functions that the mesh has lost since a driver ran it; then tell which of them are there."""
+    settings = {"bootstrap_servers": [mesh.bootstrap]}
+    place = "mesh-lines", 0
+    groups = [f"public/default/{name}" for name in ("kept", "gone")]
+    with closing(KeyedTopic(settings, records.TOPIC, 20.0)) as topic, closing(WriteClient(settings, 20.0)) as writer:
+        topic.put({records.key(records.GROUPS, NAME): records.encode({groups[1]: groups[1]})})
+        for group in groups:
+            assert writer.commit(group, {place: 1}) == {}
+        yield {}
+        yield {group: place in writer.committed(group, [place]) for group in groups}
 
 
 def check_reports(mesh: OnBroker) -> None:

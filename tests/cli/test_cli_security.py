@@ -155,24 +155,35 @@ def test_what_is_refused_is_told(guarded: Kop, kop: Kop) -> None:
         assert "SECURITY_DISABLED: No Authorizer is configured." in disabled.err
 
 
-def test_commands_log_in_by_a_file_of_client_properties(kop: Kop, tmp_path: Path) -> None:
-    store = f"sqlite:{tmp_path / 'kop.db'}"
-    create(kop, "admin", "--store", store)
-    settings: dict[str, Any] = {
+def with_users(kop: Kop, folder: Path, *names: str) -> dict[str, Any]:
+    """Make a store with these users; return the settings of a broker at which they log in. `admin` may do all."""
+    store = f"sqlite:{folder / 'kop.db'}"
+    for name in names:
+        create(kop, name, "--store", store)
+    return {
         "store": store,
         "listeners": "LOGIN://127.0.0.1:0",
         "listener.security.protocol.map": "LOGIN:SASL_PLAINTEXT",
         "authorizer.class.name": STANDARD_AUTHORIZER,
         "super.users": "User:admin",
     }
+
+
+def login_as(name: str, broker: Broker, folder: Path) -> tuple[Path, tuple[str, str]]:
+    """Return a file of client properties for a user, and the option that names it."""
+    properties = folder / f"{name}.properties"
+    properties.write_text(
+        f"bootstrap.servers={broker.bootstrap}\nsecurity.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-256\n"
+        "sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required "
+        f'username="{name}" password="secret";\n'
+    )
+    return properties, ("--client-config", str(properties))
+
+
+def test_commands_log_in_by_a_file_of_client_properties(kop: Kop, tmp_path: Path) -> None:
+    settings = with_users(kop, tmp_path, "admin")
     with Broker(**settings) as broker:
-        properties = tmp_path / "client.properties"
-        properties.write_text(
-            f"bootstrap.servers={broker.bootstrap}\nsecurity.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-256\n"
-            "sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required "
-            'username="admin" password="secret";\n'
-        )
-        config = ("--client-config", str(properties))
+        properties, config = login_as("admin", broker, tmp_path)
         assert kop.ok("topics", "create", "t", *config) == "t: created\n"
         kop.ok("produce", "t", *config, given=b"a\n")
         assert kop.ok("consume", "t", "--from-beginning", "-n", "1", *config) == "a\n"
@@ -183,3 +194,19 @@ def test_commands_log_in_by_a_file_of_client_properties(kop: Kop, tmp_path: Path
     refused = kop("topics", "list", *config)
     assert refused.code == 2
     assert str(properties) in refused.err
+
+
+def test_produce_tells_which_right_a_producer_id_needs(kop: Kop, tmp_path: Path) -> None:
+    settings = with_users(kop, tmp_path, "admin", "app")
+    with Broker(**settings) as broker:
+        (_, admin), (_, app) = (login_as(name, broker, tmp_path) for name in ("admin", "app"))
+        kop.ok("topics", "create", "orders", *admin)
+        kop.ok("acls", "add", "User:app", "describe", "--topic", "orders", *admin)
+        refused = kop("produce", "orders", *app, given=b"a\n")
+        assert (refused.code, refused.err) == (
+            1,
+            "kop: CLUSTER_AUTHORIZATION_FAILED: a producer id needs the right write on a topic, or idempotent-write on "
+            "the cluster: kop acls add PRINCIPAL write --topic orders; with --acks 1 none is asked for\n",
+        )
+        kop.ok("acls", "add", "User:app", "write", "--topic", "orders", *admin)
+        kop.ok("produce", "orders", *app, given=b"a\n")

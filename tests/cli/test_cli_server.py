@@ -9,10 +9,12 @@ import uuid
 from pathlib import Path
 
 import pytest
-from cli.cli_support import Kop, Reset
+from cli.cli_support import Invoke, Kop, Reset
 from cli.preloaded import Preloaded
 from support.child import free_port
 from support.waiting import SECONDS
+
+from kop.cli import check
 
 
 @pytest.fixture
@@ -37,6 +39,26 @@ def test_check_passes_against_our_own_server(kop: Kop) -> None:
     assert [f"records, {codec}" in output for codec in ("none", "gzip", "snappy", "lz4", "zstd")] == [True] * 5
     assert "kop-check-" not in kop.ok("topics", "list"), "its topic is gone"
     assert "kop-check-" not in kop.ok("groups", "list"), "its group is gone"
+
+
+@pytest.mark.parametrize("step", ["consumer_group", "committed_offset"])
+def test_ctrl_c_leaves_neither_topic_nor_group(
+    step: str, kop: Kop, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = getattr(check.RoundTrip, step)
+    names: list[str] = []
+
+    def interrupted(trip: check.RoundTrip) -> str:
+        done(trip)
+        names.append(trip.name)
+        assert trip.name in kop.ok("groups", "list")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(check.RoundTrip, step, interrupted)
+    result = invoke("check", "--bootstrap", kop.bootstrap)
+    assert (result.exit_code, len(names)) == (1, 1), result.output
+    assert names[0] not in kop.ok("groups", "list")
+    assert names[0] not in kop.ok("topics", "list")
 
 
 def test_topics_list_create_describe_alter_delete(kop: Kop) -> None:
@@ -325,11 +347,12 @@ def test_groups_refusals(kop: Kop, arguments: list[str], error: str) -> None:
 def test_reset_of_partitions_that_are_not_there(kop: Kop, topic: str) -> None:
     outcome = kop("groups", "reset-offsets", "g", "--topic", f"{topic}:0,7", "--to-latest")
     assert (outcome.code, outcome.err) == (1, f"kop: {topic} has no partition 7\n")
-    outcome = kop("groups", "reset-offsets", "g", "--topic", f"{topic}:x", "--to-latest")
-    assert (outcome.code, outcome.err) == (
-        2,
-        f"kop: {topic}:x: partitions must be numbers, as in {topic}:0,2\n",
-    )
+    for number in ("x", "²"):
+        outcome = kop("groups", "reset-offsets", "g", "--topic", f"{topic}:{number}", "--to-latest")
+        assert (outcome.code, outcome.err) == (
+            2,
+            f"kop: {topic}:{number}: partitions must be numbers, as in {topic}:0,2\n",
+        )
 
 
 def test_deleting_a_group_takes_its_offsets(kop: Kop, topic: str, read: Reset) -> None:

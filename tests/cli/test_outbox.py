@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
+from cli.cli_support import Kop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kop.cli.lines import LineRecord
-from kop.cli.sender import REQUEST_BYTES, RETRY_SECONDS, Outbox, SentBatch, encoded, placed, rows_of, rows_of_values
+from kop.cli.sender import (
+    REQUEST_BYTES,
+    RETRY_SECONDS,
+    Outbox,
+    Sender,
+    SendSettings,
+    SentBatch,
+    encoded,
+    placed,
+    rows_of,
+    rows_of_values,
+)
 from kop.records.batch import iter_records
 
 
@@ -48,6 +62,47 @@ def test_after_a_failure_the_first_goes_again_alone_once_all_are_answered() -> N
     assert (first.sequence, second.sequence, take(outbox, 9.0).sequence) == (0, 1, 2)
 
 
+def test_an_answer_to_a_later_batch_does_not_end_the_wait_for_those_under_way() -> None:
+    """Without sequences the server writes batches behind one that failed."""
+    outbox = box(1, 1, 1, 1)
+    first, second, third = take(outbox), take(outbox), take(outbox)
+    outbox.failed(0, now=0.0)
+    outbox.done(0, second)
+    assert outbox.due([0], 9.0, REQUEST_BYTES) == {}, "the third one is under way, the first one waits for its answer"
+    outbox.done(0, third)
+    assert take(outbox, 9.0) is first
+    assert outbox.due([0], 9.0, REQUEST_BYTES) == {}, "it goes alone"
+    outbox.done(0, first)
+    take(outbox, 9.0)
+    assert outbox.sent == 3
+
+
+def test_an_answer_to_the_first_batch_does_not_end_it_either_while_another_is_under_way() -> None:
+    """A server that leads the partition no more may answer after the one that leads it now."""
+    outbox = box(1, 1, 1)
+    first, second, third = take(outbox), take(outbox), take(outbox)
+    outbox.failed(0, now=0.0)
+    outbox.done(0, first)
+    assert outbox.due([0], 9.0, REQUEST_BYTES) == {}
+    outbox.failed(0, now=0.0)
+    assert [take(outbox, 9.0), outbox.due([0], 9.0, REQUEST_BYTES)] == [second, {}]
+    outbox.done(0, second)
+    assert take(outbox, 9.0) is third
+
+
+def test_the_halves_of_a_batch_wait_for_those_under_way_whatever_their_answers() -> None:
+    outbox = box(2, 1, 1)
+    large, second, third = take(outbox), take(outbox), take(outbox)
+    outbox.split(0, large, now=0.0)
+    outbox.done(0, second)
+    assert outbox.due([0], 9.0, REQUEST_BYTES) == {}
+    outbox.done(0, third)
+    for left in (2, 1):
+        assert outbox.waiting == left
+        outbox.done(0, take(outbox, 9.0))
+    assert (outbox.sent, outbox.waiting) == (4, 0)
+
+
 def test_behind_a_refused_batch_the_sequences_have_no_gap() -> None:
     outbox = box(4, 1, 1)
     first, second = take(outbox), take(outbox)
@@ -79,6 +134,25 @@ def test_a_request_has_a_batch_of_each_partition_up_to_its_size() -> None:
             outbox.add(partition, data, records, now=0.0)
     assert list(outbox.due([0, 1, 2], 0.0, 1000)) == [0, 1]
     assert list(outbox.due([0, 1, 2], 0.0, 10)) == [2], "one goes however large it is"
+
+
+def test_records_behind_a_refused_one_are_written_at_a_terminal(kop: Kop) -> None:
+    topic = f"t-{uuid.uuid4().hex[:8]}"
+    kop.ok("topics", "create", topic, "-p", "1", "-c", "max.message.bytes=1000")
+    said: list[str] = []
+    sender = Sender(topic, [kop.bootstrap], "c", SendSettings(), said.append, tolerant=True)
+    try:
+        assert sender.open(lambda: False)
+        sender.add_values([b"first"], 0)
+        sender.finish(lambda: False)
+        for value in (b"x" * 2000, b"second", b"third"):
+            sender.add_values([value], 0)
+        sender.finish(lambda: False)
+    finally:
+        sender.close()
+    assert [line.partition(":")[0] for line in said] == ["MESSAGE_TOO_LARGE"]
+    assert sender.outbox.sent == 3
+    assert kop.ok("consume", topic, "-B", "--until-end").split() == ["first", "second", "third"]
 
 
 texts = st.one_of(st.none(), st.binary(max_size=20))

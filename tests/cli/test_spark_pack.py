@@ -24,11 +24,16 @@ def test_an_archive_has_the_environment_with_kop_as_files_and_without_what_execu
     own = tmp_path / "checkout" / "kop"
     own.mkdir(parents=True)
     (own / "__init__.py").write_text("")
+    (own / "_native.so").write_text("")
+    (own / "_native" / "target").mkdir(parents=True)
+    (own / "_native" / "target" / "left.o").write_text("")
     archive = tmp_path / "venv" / "environment.tar.gz"
-    assert write_archive(archive, tmp_path / "venv", {"kop": own}) == 4
+    assert write_archive(archive, tmp_path / "venv", {"kop": own}) == 5
     with tarfile.open(archive) as written:
         there = {name.removeprefix("./") for name in written.getnames() if written.getmember(name).isreg()}
-        assert there == {f"{packages}/{name}" for name in ("a.py", "pyspark/core.py", "kop/__init__.py")}
+        assert there == {
+            f"{packages}/{name}" for name in ("a.py", "pyspark/core.py", "kop/__init__.py", "kop/_native.so")
+        }
         assert written.getmember("./bin/python").linkname == "/usr/bin/python3"
 
 

@@ -137,6 +137,30 @@ def test_a_lost_connection_fails_what_is_under_way_and_the_next_call_connects_ag
     run(main())
 
 
+def test_a_connection_that_is_closed_as_soon_as_it_is_made_fails_its_call() -> None:
+    async def main() -> None:
+        server, taken = await silent_server()
+        closing: list[asyncio.Task[None]] = []
+
+        async def connect(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            connected = await asyncio.open_connection(host, port)
+            closing.append(asyncio.create_task(peers.close()))  # runs before anything is read
+            return connected
+
+        peers = Peers(7, lambda _: server.sockets[0].getsockname(), connect)
+        try:
+            with pytest.raises(KopError, match="the connection was lost") as failure:
+                await peers.call(1, request())
+            assert failure.value.code == ErrorCode.NETWORK_EXCEPTION
+            await asyncio.gather(*closing)
+        finally:
+            server.close()
+            for writer in taken:
+                writer.transport.abort()
+
+    run(main())
+
+
 def test_a_call_that_waits_for_storage_holds_no_other_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers come in order on each connection: behind one that is late another connection is used."""
     asked, goes_on = asyncio.Event(), asyncio.Event()

@@ -155,3 +155,25 @@ def test_what_is_committed_is_the_first_offset_that_is_not_done(steps: list[tupl
         first = min(open_, default=next_)
         assert committed.get(IN, order[0]) == first
         assert acks.ahead(IN) == len([taken for taken in order if open_ and taken > first])
+
+
+def test_what_waits_for_a_call_is_not_reached() -> None:
+    acks = Acks(None)
+    taken(acks, 0)
+    acks.failed(IN, 0, 0.0)
+    for offset in (1, 2):
+        acks.waits(IN, offset)
+        acks.taken(IN, offset)
+    taken(acks, 3)
+    assert acks.reached() == {IN: 0}
+    assert acks.due(100.0) == [(IN, 0)]
+    assert acks.reached() == {IN: 0}, "it is only being called again"
+    acks.failed(IN, 0, 100.0)
+    assert acks.reached() == {IN: 0}
+    acks.called(IN, 0)
+    assert acks.reached() == {IN: 1}
+    acks.done(IN, 1)
+    assert acks.reached() == {IN: 2}
+    acks.called(IN, 2)
+    assert acks.reached() == {IN: 4}
+    assert acks.positions() == {IN: 0}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from kop.client.errors import ClientError
 from kop.functions import acks, committing
 from kop.functions.config_reading import from_flags
 from kop.functions.instance import ReplacedError
+from kop.functions.stats import Stats
 from kop.functions.triggers import LATE, RAISED, TriggerAnswer, TriggerError, fate, place_for
 from kop.records.partitioning import partition_of
 from kop.testing import Broker
@@ -306,6 +308,56 @@ def test_manual_commits_what_was_acknowledged(broker: Broker, functions: Functio
     wait_until(lambda: broker.committed(GROUP) == {("in", 0): 3})
 
 
+def test_an_attempt_may_acknowledge_another_message_that_is_due(broker: Broker, functions: Functions) -> None:
+    ids: dict[str, Any] = {}
+    tries: list[str] = []
+
+    def exclaim(text: str, context: Any) -> None:
+        ids[text] = context.get_message_id()
+        tries.append(text)
+        if text != "c" and tries.count(text) == 1:
+            raise ValueError(text)
+        if text == "c":
+            time.sleep(0.2)  # both others are due then
+        for each in ("a", "b") if text == "a" else (text,):
+            context.ack(ids[each], "in")
+
+    broker.produce("in", ["a", "b", "c"])
+    function = functions(exclaim, inputs="in", processing_guarantees="MANUAL", subs_position="Earliest")
+    function.wait_until(lambda: broker.committed(GROUP) == {("in", 0): 3})
+    function.stop()
+    assert tries == ["a", "b", "c", "a"]
+
+
+def test_what_waits_for_a_message_goes_on_once_another_call_acknowledges_that(
+    broker: Broker, functions: Functions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acks, "FIRST_SECONDS", 30.0)  # it is never tried again
+    ids: dict[str, Any] = {}
+
+    def exclaim(text: str, context: Any) -> str:
+        ids[text] = context.get_message_id()
+        if text == "a":
+            raise ValueError(text)
+        for each in ("a", "d") if text == "d" else (text,):
+            context.ack(ids[each], "in")
+        return text
+
+    broker.produce("in", [("k", "a"), ("k", "b"), ("k", "c"), ("other", "d"), ("k", "e")])
+    function = functions(
+        exclaim,
+        inputs="in",
+        output="out",
+        processing_guarantees="MANUAL",
+        retain_key_ordering=True,
+        subs_position="Earliest",
+    )
+    function.wait_until(lambda: broker.committed(GROUP) == {("in", 0): 5})
+    function.stop()
+    assert sorted(values(broker, "out")) == ["b", "c", "d", "e"]
+    assert [text for text in values(broker, "out") if text != "d"] == ["b", "c", "e"]
+
+
 def test_a_message_that_was_refused_is_tried_again(broker: Broker, functions: Functions) -> None:
     tries: list[str] = []
 
@@ -396,6 +448,37 @@ def test_a_trigger_for_no_input_is_refused(topic: str | None, partitions: list[t
 def test_what_becomes_of_a_trigger_that_fails_is_said(flags: dict[str, Any], told: str) -> None:
     spec, _ = from_flags({"py": "f.py", "classname": "f", "inputs": "a", **flags})
     assert told in fate(spec, "a")
+
+
+# -- statistics
+
+
+@pytest.mark.parametrize("asks", ["", "publish", "ack", "publish at the second"])
+def test_the_time_of_each_call_counts(
+    broker: Broker, functions: Functions, monkeypatch: pytest.MonkeyPatch, asks: str
+) -> None:
+    counted: list[tuple[int, float]] = []
+    called = Stats.called
+
+    def noted(stats: Stats, count: int, seconds: float) -> None:
+        counted.append((count, seconds))
+        called(stats, count, seconds)
+
+    monkeypatch.setattr(Stats, "called", noted)
+
+    def slow(text: str, context: Any) -> None:
+        time.sleep(0.02)  # its time is what is counted
+        if asks == "publish" or (asks and text == "1"):
+            context.publish("told", text)
+        if asks == "ack":
+            context.ack(context.get_message_id(), "in")
+
+    broker.produce("in", numbered(4))
+    function = functions(slow, inputs="in", subs_position="Earliest")
+    function.wait_until(lambda: function.processed == 4)
+    function.stop()
+    assert sum(count for count, _ in counted) == 4
+    assert sum(seconds for _, seconds in counted) >= 0.08
 
 
 # -- asynchronous functions

@@ -16,7 +16,16 @@ from kop.functions.code_check import check
 from kop.functions.config_reading import from_flags
 from kop.functions.function import CodePlace, load_place
 from kop.functions.localrun import load_here
-from kop.functions.packages import CHUNK_BYTES, Assembler, Package, PackageError, chunks, read_package, unpack
+from kop.functions.packages import (
+    CHUNK_BYTES,
+    PACKAGE_BYTES,
+    Assembler,
+    Package,
+    PackageError,
+    chunks,
+    read_package,
+    unpack,
+)
 from kop.functions.spec import WindowSpec
 
 SHOUT = "def process(text: str) -> str:\n    return text.upper()\n"
@@ -68,9 +77,13 @@ def test_a_package_is_put_together_from_records_in_any_order(tmp_path: Path) -> 
 def test_records_that_are_no_part_of_a_package_are_left_out(tmp_path: Path) -> None:
     package = Package("f.py", b"x")
     assembler = Assembler(tmp_path)
-    for key in (b"../../etc/0", b"name", b"\xff/0", f"{package.digest}/..".encode(), f"{package.digest}/-1".encode()):
-        assembler.add(key, b"\0\0\0\1x")
+    numbers = ("..", "-1", "01", "\N{ARABIC-INDIC DIGIT THREE}", "9" * 5_000)
+    for key in ("../../etc/0", "name", "\udcff/0", *(f"{package.digest}/{number}" for number in numbers)):
+        assembler.add(key.encode(errors="surrogateescape"), b"\0\0\0\1x")
     assert assembler.digests() == set()
+    for value in (b"", b"\0\0\1", None):
+        assembler.add(f"{package.digest}/0".encode(), value)
+        assert assembler.digests() == set()
     assembler.add(f"{package.digest}/0".encode(), b"\0\0\0\1other")
     assert assembler.package(package.digest, "f.py") is None
 
@@ -162,6 +175,16 @@ def test_a_zip_file_that_would_fill_the_disk_is_refused(tmp_path: Path, monkeypa
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(PackageError, match="cannot be read: No such file"):
         read_package(tmp_path / "f.py")
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open(tmp_path / "f.zip", "wb") as file:
+        file.truncate(PACKAGE_BYTES)
+        assert len(read_package(file.name).data) == PACKAGE_BYTES
+        file.truncate(PACKAGE_BYTES + 1)
+    monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("it was read"))
+    with pytest.raises(PackageError, match=r"f\.zip has more than 128 MiB: install"):
+        read_package(tmp_path / "f.zip")
 
 
 def test_localrun_takes_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

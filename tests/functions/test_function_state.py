@@ -119,6 +119,36 @@ def test_asynchronous_calls_count_together(broker: Broker, functions: Functions)
     assert changelog(broker)[-1] == (0, "a", number(100))
 
 
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_asynchronous_calls_that_do_not_fit_together_fail_by_themselves(
+    broker: Broker, functions: Functions, guarantee: str
+) -> None:
+    async def count(text: str, context: Any) -> str:
+        context.ack(context.get_message_id(), "in")
+        if text == "put":
+            context.put_state("a", "v")
+        elif text != "other":
+            context.incr_counter("b", 1)
+            context.incr_counter("a" if text == "add" else "large", 2**62)
+        await asyncio.sleep(0.05)  # the other calls see nothing of this one
+        return text
+
+    dead: dict[str, Any] = {"max_message_retries": 1, "dead_letter_topic": "dead"}
+    if guarantee == "ATMOST_ONCE":
+        dead = {}
+    broker.produce("in", ["put", "add", "large", "large", "other"])
+    function = functions(
+        count, inputs="in", output="out", processing_guarantees=guarantee, subs_position="Earliest", **dead
+    )
+    wait_until(lambda: broker.committed("public/default/count") == {("in", 0): 5})
+    function.stop()
+    assert values(broker, "out") == ["put", "large", "other"]
+    if dead:
+        assert values(broker, "dead") == ["add", "large"]
+    assert function.failures == (4 if dead else 2)
+    assert {key: value for _, key, value in changelog(broker)} == {"a": b"v", "b": number(1), "large": number(2**62)}
+
+
 @pytest.mark.parametrize("guarantee", ["ATLEAST_ONCE", "EFFECTIVELY_ONCE"])
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("method", ["add_partitions", "produce_all", "commit_in_transaction", "end_transaction"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,19 @@ def test_a_window_that_fails_is_tried_again_and_holds_up_the_next_ones(broker: B
     function = functions(total, by_count(2))
     broker.produce("in", numbers(0, 6))
     wait_until(lambda: values(broker, "out") == ["[0, 1], window 1", "[2, 3], window 2", "[4, 5], window 3"])
+    assert function.failures == 1
+    function.stop()
+
+
+def test_all_triggers_of_a_window_that_fails_are_told(broker: Broker, functions: Functions) -> None:
+    def total(numbers: list[int]) -> str:
+        raise ValueError("never")
+
+    function = functions(total, by_count(3, maxMessageRetries=0, deadLetterTopic="dead"))
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda text: function.trigger(text, seconds=10), numbers(0, 3)))
+    assert [answer.status for answer in answers] == [422] * 3
+    assert all("ValueError: never" in str(answer.error) for answer in answers)
     assert function.failures == 1
     function.stop()
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from functions.rest_kit import STATS, FakeService, Rest, serving, status_of
@@ -246,6 +247,14 @@ def test_trigger_answers_with_the_output_nothing_or_the_exception(created: Rest)
     assert created("POST", "/admin/v3/functions/public/default/g/trigger", []).status == 404
 
 
+@pytest.mark.parametrize("number", ["²", "x", "-1", "9" * 5_000])
+def test_what_is_no_number_is_refused(created: Rest, number: str) -> None:
+    header = number.encode().decode("latin-1")  # as the bytes of a header are sent
+    assert created("DELETE", F, If_Match=header).status == 400
+    assert created("GET", f"{F}/history?limit={quote(number)}").status == 400
+    assert created("GET", f"{F}/state/k?partition={quote(number)}").status == 400
+
+
 def test_state(created: Rest) -> None:
     def put(path: str, text: str) -> int:
         return created("POST", f"{F}/state/{path}", [("state", None, "application/json", text.encode())]).status
@@ -270,6 +279,11 @@ def test_state(created: Rest) -> None:
         "version": 0,
     }
     assert [put("k", text) for text in ("{}", '{"key": "b", "stringValue": "v"}', '{"numberValue": "1"}')] == [400] * 3
+    for number in ("Infinity", "-Infinity", "NaN", "1e400", "1.5", str(2**63), "-1e19"):
+        assert put("k", f'{{"numberValue": {number}}}') == 400, number
+    for number, kept in (("7.0", 7), (str(2**63 - 1), 2**63 - 1), (str(-(2**63)), -(2**63))):
+        assert put("k", f'{{"numberValue": {number}}}') == 204, number
+        assert created.service.asked[-1][2]["numberValue"] == kept
     assert [put("k", text) for text in ('{"byteValue": "?"}', '{"stringValue": 1}', '{"numberValue": true}')] == [
         400
     ] * 3

@@ -74,6 +74,22 @@ def test_calls_at_the_same_time_lose_no_amounts() -> None:
     assert changes(local).get_amount("n") == 9
 
 
+def test_changes_that_no_longer_fit_are_told_before_they_are_applied() -> None:
+    local = LocalState()
+    call, other = changes(local), changes(local)
+    call.incr("n", 2**62)
+    call.check()
+    other.incr("n", 2**62)
+    other.apply()
+    with pytest.raises(StateError, match="has no room in 8 bytes"):
+        call.check()
+    other = changes(local)
+    other.put("n", "x")
+    other.apply()
+    with pytest.raises(StateError, match="'n' is a value of put_state"):
+        call.check()
+
+
 def test_a_counter_that_is_deleted_begins_anew() -> None:
     local = LocalState()
     call = changes(local)

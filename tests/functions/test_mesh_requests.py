@@ -85,6 +85,29 @@ def test_a_mesh_is_stopped_started_and_restarted(log: MeshLog) -> None:
     assert (wrong.status, wrong.reason) == (404, f"{MESH} has no part boom; it has archive, count, shout")
 
 
+def test_a_part_is_stopped_and_started(log: MeshLog) -> None:
+    def stopped(kind: str, part: str, **fields: Any) -> tuple[bool, set[str]]:
+        assert log.ask(kind, expects=log.leader.meshes[MESH].revision, part=part, **fields).answer.won
+        mesh = log.leader.meshes[MESH]
+        assert MeshDefinition.from_json(mesh.to_json()) == mesh
+        return mesh.is_stopped, set(mesh.stopped)
+
+    assert stopped("stop", "shout") == (False, {"shout"})
+    assert stopped("stop", "archive") == (False, {"shout", "archive"})
+    assert stopped("update", "", mesh=wanted("shout", "new")) == (False, {"shout", "archive"}), "an update leaves it"
+    assert stopped("update", "", mesh=wanted("new")) == (False, {"archive"}), "what is gone is not stopped"
+    assert stopped("stop", "new") == (False, {"archive", "new"})
+    assert stopped("restart", "new") == (False, {"archive"})
+    assert stopped("stop", "new") == (False, {"archive", "new"})
+    assert stopped("start", "new") == (False, {"archive"})
+    assert stopped("stop", "") == (True, {"archive"})
+    assert stopped("start", "archive") == (True, set()), "the mesh is stopped still"
+    assert stopped("stop", "new") == (True, {"new"})
+    assert stopped("start", "") == (False, set()), "all of it"
+    wrong = log.ask("stop", expects=log.leader.meshes[MESH].revision, part="boom").answer
+    assert (wrong.status, "has no part boom" in wrong.reason) == (404, True)
+
+
 def test_names_are_taken_once(log: MeshLog) -> None:
     taken = log.function("shout").answer
     assert (taken.status, taken.reason) == (409, f"{SHOUT} is a part of the mesh {MESH}: change that, by kop mesh")

@@ -399,6 +399,24 @@ def test_a_read_from_another_offset_takes_the_place_of_the_one_before(monkeypatc
     run(main())
 
 
+def test_a_read_that_is_cancelled_before_it_begins_counts_no_longer() -> None:
+    """A Fetch may name a partition twice, at two offsets."""
+
+    async def main() -> None:
+        reads = ColdReads(ReadBudget(1 << 30))
+        [log] = await cold_logs(1)
+        for _ in range(cold_reads.AT_ONCE):
+            for offset in (0, 1):
+                reads.ask(log, offset, 100)
+            await turns()
+            reads.forget(log)
+            await turns()
+        assert log.reads == cold_reads.AT_ONCE, "each second read began, and no first one"
+        assert await begins(reads)
+
+    run(main())
+
+
 def test_an_error_is_kept_for_who_waits_without_the_frames_that_it_came_through() -> None:
     async def main() -> None:
         reads = ColdReads(ReadBudget(1 << 30))

@@ -14,6 +14,7 @@ from support.waiting import SECONDS, until
 
 from kop.errors import ErrorCode, PeerError
 from kop.handlers import auto_creation
+from kop.security.quotas import Entity, QuotaKind
 from kop.wire.messages import DescribeTopicPartitionsRequest, MetadataRequest
 
 NOT_ASKED = None
@@ -272,6 +273,39 @@ def test_a_topic_that_is_slow_to_make_keeps_no_other_one_away(tmp_path: Path, mo
 
             await until(all_are_made)
             assert sorted(slow.asked) == ["quick", "quick2", "slow", "slow2"], "a second request joins the creation"
+
+    run(main())
+
+
+async def held_for(client: RawClient, name: str) -> tuple[int, int]:
+    """The code of the answer about a topic, and the ms for which it says that the client is held."""
+    answer = await client.call(3, 12, topics=asked(name, version=12), allow_auto_topic_creation=True)
+    return answer.topics[0].error_code, answer.throttle_time_ms
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_creation_counts_for_the_request_that_begins_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    monkeypatch.setattr(auto_creation, "WAIT_SECONDS", 0.1 if late else SECONDS)
+
+    async def main() -> None:
+        async with gateway(tmp_path, num_partitions="30") as serving:
+            serving.gateway.security.quotas.put(Entity("ANONYMOUS"), QuotaKind.MUTATIONS, 1.0)
+            slow = SlowCreations(monkeypatch, serving.gateway.engine.topics)
+            first, second = [await RawClient.connect(serving) for _ in range(2)]
+            begun = asyncio.create_task(held_for(first, "slow"))
+            await until(lambda: slow.waiting == 1)
+            joined = asyncio.create_task(held_for(second, "slow"))
+            if late:
+                await asyncio.wait([begun, joined])
+            else:
+                await (await RawClient.connect(serving)).call(18, 0)  # the request that joins has come before
+            slow.go_on.set()
+            code = ErrorCode.LEADER_NOT_AVAILABLE if late else 0
+            assert await joined == (code, 0)
+            assert await begun == (code, pytest.approx(20_000, abs=2000))
+            assert slow.asked == ["slow"]
 
     run(main())
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
+import pytest
 from handlers.authorized_gateway import Place, place
 from handlers.test_authorization import VECTORS
 from support.gateway import run
@@ -12,8 +14,9 @@ from support.grants import Known
 
 from conformance.authorization.world import Closed
 from kop.errors import ErrorCode
+from kop.handlers.configs import Resource
 from kop.security.grants import GrantsAuthorizer
-from kop.security.rights import ResourceType
+from kop.security.rights import CLUSTER_NAME, ResourceType
 from kop.storage.base import NamespaceGrants
 
 CLUSTER = ResourceType.CLUSTER
@@ -99,5 +102,43 @@ def test_a_request_waits_for_the_grants_of_a_namespace_that_it_names(tmp_path: P
             codes = [row.error_code for row in seen.topics]
             assert codes == [ErrorCode.INVALID_TOPIC_EXCEPTION, ErrorCode.TOPIC_AUTHORIZATION_FAILED]
             conn.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("key", "version", "fields", "rows"),
+    [
+        (32, 4, {"configuration_keys": None}, "results"),
+        (33, 2, {"configs": []}, "responses"),
+        (44, 1, {"configs": []}, "responses"),
+    ],
+)
+def test_the_name_of_a_broker_says_nothing_of_a_namespace(
+    tmp_path: Path, key: int, version: int, fields: dict[str, Any], rows: str
+) -> None:
+    name = "a/b/kafka-cluster"  # that of the cluster in the rights of clients of the namespace a/b
+
+    async def main() -> None:
+        async with place(tmp_path) as at:
+            decide_by(at, Known())
+            conn = await at.connect()
+            answer = await conn.call(
+                key, version, resources=[{"resource_type": Resource.BROKER, "resource_name": name, **fields}]
+            )
+            [row] = getattr(answer, rows)
+            assert (row.error_code, row.resource_name) == (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, name)
+            assert at.internal_errors() == 0
+            conn.close()
+
+    run(main())
+
+
+def test_the_refusal_of_a_namespace_as_a_whole_is_final(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with place(tmp_path) as at:
+            decide_by(at, Known())
+            code = at.serving.gateway.access.refusal(CLUSTER, f"team/app/{CLUSTER_NAME}")
+            assert code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
     run(main())

@@ -140,6 +140,12 @@ def test_tables_of_a_query_are_topics_with_options() -> None:
     assert (sink.columns, sink.kop_options) == (("value.id AS number", "key"), {"mode": "PERMISSIVE"})
 
 
+@pytest.mark.parametrize(("given", "made"), [("JDBC", "jdbc"), ("Parquet", "parquet"), ("a.B", "a.B")])
+def test_formats_of_spark_mind_no_case(given: str, made: str) -> None:
+    (sink,) = read_mesh(QUERY.replace("jdbc", given), "mesh.yaml").sinks
+    assert sink.format == made
+
+
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [

@@ -166,6 +166,7 @@ def test_an_access_token_is_fetched_once_and_kept_until_shortly_before_it_expire
         (200, "hello", "answered 200", False),
         (200, {"expires_in": 5}, "no access_token", False),
         (200, {"access_token": "a", "expires_in": "soon"}, "expires_in", False),
+        (200, {"access_token": "a", "expires_in": "²"}, "expires_in", False),
         (200, {"access_token": "a b"}, "characters", True),
     ],
 )

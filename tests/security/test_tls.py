@@ -180,6 +180,7 @@ def mistakes(ca: Authority, pem: str, p12: str) -> list[tuple[TlsFiles, str]]:
     keyless = ca.write("keyless.p12", truststore(ca.issued, PASSWORD))
     keys = keystore(pem)
     required = TlsFiles(keystore=keys, client_auth="required")
+    converted = f"keytool -importkeystore -srckeystore {jks} -destkeystore {jks}.p12 -deststoretype PKCS12, then set "
     expired, early = ca.keystore("expired", days=(-3, -2)), ca.keystore("early", days=(1, 2))
     return [
         (TlsFiles(), "TLS needs ssl.keystore.location"),
@@ -194,7 +195,7 @@ def mistakes(ca: Authority, pem: str, p12: str) -> list[tuple[TlsFiles, str]]:
         (TlsFiles(keystore=keystore(certificates="x")), "ssl.keystore.certificate.chain and ssl.keystore.key go"),
         (TlsFiles(keystore=keystore(certificates="x", key="y", type="PKCS12")), "ssl.keystore.type is PKCS12"),
         (TlsFiles(keystore=keystore(pem, password="x")), "the password of its key is ssl.key.password"),
-        (TlsFiles(keystore=keystore(jks)), "keytool -importkeystore"),
+        (TlsFiles(keystore=keystore(jks)), f"{converted}ssl.keystore.type=PKCS12"),
         (TlsFiles(keystore=keystore(jks, type="PKCS12")), f"-srckeystore {jks} -destkeystore"),
         (TlsFiles(keystore=keystore(pem, type="PKCS12")), "it is PEM: set ssl.keystore.type=PEM"),
         (TlsFiles(keystore=keystore(text, type="PKCS12")), "it is not PKCS12"),
@@ -204,6 +205,7 @@ def mistakes(ca: Authority, pem: str, p12: str) -> list[tuple[TlsFiles, str]]:
         (TlsFiles(keystore=keystore(keyless, type="PKCS12", password=PASSWORD)), "no key with its certificate"),
         (required, "ssl.client.auth=required needs ssl.truststore.location"),
         (replace(required, truststore=trusted(text)), "it is not PEM"),
+        (replace(required, truststore=trusted(jks)), f"{converted}ssl.truststore.type=PKCS12"),
         (replace(required, truststore=trusted(empty)), "there is no certificate in it"),
         (replace(required, truststore=trusted(ca.pem, password="x")), "ssl.truststore.password is for"),
         (replace(required, truststore=trusted(keyless, type="PKCS12", password="x")), "ssl.truststore.password is w"),

@@ -581,3 +581,27 @@ def test_what_a_function_acknowledges_is_committed_and_nothing_else(meshes: Mesh
     meshes.drain(work)
     assert planner.lag() == 0
     planner.close()
+
+
+SLOW_AGAIN = """
+import time
+TRIES = []
+
+def process(text: str, context) -> str:
+    TRIES.append(text)
+    if TRIES == ["1"]:
+        raise ValueError("not now")
+    if text == "1":
+        time.sleep(0.5)  # longer than it takes until the task looks if its batch is over
+    context.ack(context.get_message_id(), context.get_current_message_topic_name())
+    return text
+"""
+
+
+def test_a_batch_goes_on_while_a_record_is_tried_again_and_others_wait_for_it(meshes: Meshes) -> None:
+    meshes.broker.create_topic("in34", partitions=1)
+    step = meshes.step(SLOW_AGAIN, "in34", "out34", processing_guarantees=Guarantee.MANUAL, retain_key_ordering=True)
+    meshes.broker.produce("in34", [("k", "1"), ("k", "2"), ("k", "3")])
+    meshes.drain(replace(meshes.work(step, is_whole=True), once=True))
+    assert meshes.values("out34") == ["1", "2", "3"]
+    assert meshes.broker.committed("public/default/out34") == {("in34", 0): 3}

@@ -55,6 +55,7 @@ def test_names_have_no_case() -> None:
         (SERVER | {"subscribe": "t", "kafka.auto.offset.reset": "earliest"}, "set startingOffsets instead"),
         (SERVER | {"subscribe": "t", "startingmessageid": "1:2"}, "is no JSON"),
         (SERVER | {"subscribe": "t", "startingMessageId": '{"t": {"0": "1"}}'}, "a message id is LEDGER:ENTRY"),
+        (SERVER | {"subscribe": "t", "startingMessageId": '{"t": {"0": "²:--1"}}'}, "a message id is LEDGER:ENTRY"),
         (SERVER | {"subscribe": "t", "startingMessageId": '{"t": ["0:1"]}'}, "is not of the form"),
         (SERVER | {"subscribe": "t", "startingMessageId": '{"t": {"0": "1:2"}}'}, "set pulsar.admin.url"),
         (SERVER | {"subscribe": "t", "pulsar.admin.url": "http://a"}, "or leave pulsar.admin.url out"),

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+from support.waiting import until
+
+from kop.pulsar_client import PulsarError
+from kop.pulsar_client.outage import Outage
 from kop.storage.base import LiveBroker
+from kop.storage.pulsar.cluster import broker_registry
+from kop.storage.pulsar.cluster.broker_registry import BrokerRegistry
 from kop.storage.pulsar.cluster.live_brokers import LiveBrokers
+from kop.storage.pulsar.context import PulsarContext
+from kop.storage.pulsar.settings import PulsarSettings
 
 
 def broker(node_id: int) -> LiveBroker:
@@ -159,3 +169,64 @@ def test_whether_the_others_surely_take_a_broker_for_live(
         else:
             live.own_attached(asked)
     assert live.own_counts(now) is counts
+
+
+class Registered:
+    """A Pulsar that takes every producer, and names these publishers; and its admin REST."""
+
+    max_message_size = 5 << 20
+
+    def __init__(self, *publishers: tuple[str, dict[str, str]]) -> None:
+        self.publishers = list(publishers)
+        self.looks = 0
+
+    async def open_producer(self, topic: str, *, name: str, properties: dict[str, str] | None = None, **_: Any) -> Any:
+        if properties is None:
+            raise PulsarError("ProducerBusy", "somebody has it")
+        self.publishers.append((name, properties))
+        return SimpleNamespace(name=name, last_sequence_id=-1, connected=True, close=self.nothing, send=self.send)
+
+    async def open_reader(self, *_: Any, **__: Any) -> Any:
+        return SimpleNamespace(close=self.nothing)
+
+    async def nothing(self, *_: Any) -> None:
+        pass
+
+    create_partitioned = keep_when_idle = nothing
+
+    def send(self, *_: Any, **__: Any) -> None:
+        raise PulsarError("ConnectionLost", "so says the test")
+
+    async def stats(self, partition: str) -> dict[str, Any]:
+        self.looks += 1
+        return {"publishers": [{"producerName": name, "metadata": told} for name, told in self.publishers]}
+
+
+GOOD = {"host": "host-2", "port": "9002", "listeners": "PLAINTEXT:9002:host-2", "instance": "i2"}
+
+
+@pytest.mark.parametrize(
+    ("name", "properties"),
+    [
+        pytest.param("kop-broker-x", GOOD, id="no number"),
+        pytest.param("kop-broker-02", GOOD, id="a number with a zero before it"),
+        pytest.param("kop-broker-3", GOOD | {"port": "x"}, id="no port number"),
+        pytest.param("kop-broker-3", {"host": "h", "instance": "i"}, id="no port"),
+        pytest.param("kop-broker-3", GOOD | {"listeners": "PLAINTEXT"}, id="no listener"),
+    ],
+)
+async def test_a_producer_that_names_no_broker_is_passed_over(
+    name: str, properties: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(broker_registry, "POLL_SECONDS", 0.01)
+    pulsar: Any = Registered((name, properties), ("kop-broker-2", GOOD))
+    pulsar.outage = Outage()
+    registry = BrokerRegistry(PulsarContext(pulsar, pulsar, PulsarSettings()), "i1", lambda _: None)
+    await registry.join(broker(1))
+    looks = pulsar.looks
+    await until(lambda: pulsar.looks > looks + 2)
+    assert [live.node_id for live in registry.brokers] == [1, 2]
+    assert registry.brokers[1].host == "host-2"
+    assert caplog.text.count(f"the producer {name} of ") == 1
+    assert "names no broker" in caplog.text
+    await registry.close()

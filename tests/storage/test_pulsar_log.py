@@ -404,6 +404,66 @@ async def test_after_the_tail_was_lost_the_next_batch_attaches_again_and_nothing
     await play.log.close()
 
 
+async def test_what_is_idle_is_closed_though_the_tail_was_lost() -> None:
+    """Another gateway may want the names, and nobody may ask this one for the partition again."""
+    play = Play(41)
+    await play.run("aSR T")
+    plain = batch(["x"])
+    play.futures.append(play.log.append(plain, read_header(plain), now_ms=0))
+    await settle()
+    await play.run("SR T")
+    play.log.join_transaction(41, 0, transaction_name(transcode.EntryTransaction(1, 2)))
+    await play.run("!")
+    assert not play.log.attached
+    assert play.broker.open_names == {"pid-41", "gateway"}
+    now = play.log.loop.time()
+    play.log.close_idle(now + 100, 10)
+    await settle()
+    assert play.broker.open_names == {"gateway"}
+    assert not play.log.in_transaction(41, 0)
+    play.log.close_idle(now + 100 + play.engine.settings.tail_seconds + 1, 10)
+    await settle()
+    assert play.broker.open_names == set()
+    assert not play.log.producing
+    await play.run("aSR")
+    assert play.outcomes == [3, 5, 6]
+    await play.log.close()
+
+
+async def test_a_transaction_is_forgotten_though_its_log_never_attached() -> None:
+    """While a batch of it waits for that, it is known."""
+    play = Play(41)
+    play.broker.attach_error = PulsarError("ServiceNotReady", "soon")
+    play.log.join_transaction(41, 0, transaction_name(transcode.EntryTransaction(1, 2)))
+    play.append(transactional=True)
+    play.log.close_idle(play.log.loop.time(), 10)
+    assert play.log.in_transaction(41, 0)
+    await settle()
+    assert play.outcomes == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
+    play.log.close_idle(play.log.loop.time(), 10)
+    assert not play.log.in_transaction(41, 0)
+    await play.log.close()
+
+
+async def test_a_log_that_attaches_for_long_is_not_let_go() -> None:
+    """Its producers are still there from before the tail was lost."""
+    play = Play(-1)
+    await play.run("aSR T !")
+    turns = play.log.services.attaching = Turns(1, slow_seconds=3600)
+    taken = turns.turn()
+    await taken.__aenter__()
+    waiting = asyncio.ensure_future(play.log.attach())
+    await settle()
+    now, long = play.log.loop.time(), play.engine.settings.tail_seconds + 1
+    for round_ in range(3):
+        play.log.close_idle(now + round_ * long, 10)
+    await taken.__aexit__(None, None, None)
+    await waiting
+    assert play.log.attached
+    assert play.broker.open_names == {"gateway"}
+    await play.log.close()
+
+
 async def test_a_stream_that_was_left_does_not_reach_the_log() -> None:
     play = Play(-1)
     await play.run("aSR T")
@@ -517,10 +577,12 @@ async def test_requests_do_not_wait_for_ever_for_their_logs_turn_which_it_keeps(
     await play.log.close()
 
 
-async def test_requests_wait_shortly_for_a_log_for_which_others_waited_in_vain(
+async def test_batches_wait_shortly_for_a_log_for_which_others_waited_in_vain(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A Produce of many partitions waits for the slowest: Pulsar may recover a transaction buffer for minutes."""
+    """A Produce of many partitions waits for the slowest: Pulsar may recover a transaction buffer for minutes. Who
+    looks up an offset tries a few times only, and waits for as long as the first one.
+    """
     monkeypatch.setattr(log_module, "WAIT_SECONDS", 0.02)
     monkeypatch.setattr(log_module, "LATE_WAIT_SECONDS", 0.01)
     play = Play(41)
@@ -530,22 +592,14 @@ async def test_requests_wait_shortly_for_a_log_for_which_others_waited_in_vain(
     with pytest.raises(BackendError):
         await play.log.attach()
     monkeypatch.setattr(log_module, "WAIT_SECONDS", 3600.0)
-    play.append()
-    with pytest.raises(BackendError) as late:
-        await play.log.attach()
-    assert late.value.code is ErrorCode.REQUEST_TIMED_OUT
-    await until(lambda: play.outcomes == [ErrorCode.REQUEST_TIMED_OUT])
-    monkeypatch.setattr(log_module, "LATE_WAIT_SECONDS", 0.0)  # once it is attached, it is late no more
-    await taken.__aexit__(None, None, None)
-    await until(lambda: play.log.attached)
-    play.log.attached = False
-    taken = turns.turn()
-    await taken.__aenter__()
     waiting = asyncio.ensure_future(play.log.attach())
-    await asyncio.sleep(0.02)  # twice the time after which a late one gave up
+    play.append()
+    await until(lambda: play.outcomes == [ErrorCode.REQUEST_TIMED_OUT])
+    await asyncio.sleep(0.02)  # nothing can be waited for: it must not end
     assert not waiting.done()
     await taken.__aexit__(None, None, None)
     await waiting
+    assert play.log.attached
     await play.log.close()
 
 
@@ -1564,6 +1618,34 @@ async def test_a_partition_with_a_publish_rate_of_its_own_is_written_over_anothe
     await play.run("aSR")
     assert lanes[-1] == other, "a producer that is opened later gets it, too"
     assert play.outcomes == [3, 5, 7, 9]
+    await play.log.close()
+
+
+async def test_pulsar_is_asked_again_whose_rate_it_is_where_it_did_not_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(throttle, "LATE_SECONDS", -1.0)  # each receipt is late
+    monkeypatch.setattr(throttle, "MOST_LATENESS", 0.0)
+    monkeypatch.setattr(throttle, "ASK_SECONDS", 0.0)
+    monkeypatch.setattr(throttle, "BETWEEN_SECONDS", 0.0)
+    play = Play(41)
+    answer = play.engine.rest.has_publish_rate
+    answers: list[bool | None] = [None, True]
+
+    async def has_publish_rate(topic: str) -> bool:
+        if (own_rate := answers.pop(0)) is None:
+            raise PulsarError("Timeout", "so says the test")
+        play.broker.has_publish_rate = own_rate
+        return await answer(topic)
+
+    monkeypatch.setattr(play.engine.rest, "has_publish_rate", has_publish_rate)
+    for count in (0, 1, 1, 2, 3):
+        play.broker.stats = {"publishRateLimitedTimes": count}
+        await play.run("aSR")
+    assert answers == []
+    assert "t-0 is written to faster than its publish rate allows" in caplog.text
+    assert len(play.broker.lanes) == 2
+    assert play.broker.lanes[1]
     await play.log.close()
 
 

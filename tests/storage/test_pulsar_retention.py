@@ -24,7 +24,7 @@ from kop.storage.base import LogPolicy, TopicInfo
 from kop.storage.pulsar.engine import PulsarEngine
 from kop.storage.pulsar.faults import Faults
 from kop.storage.pulsar.layout import CONFIGS_PROPERTY
-from kop.storage.pulsar.topics.write_checks import OncePerTopic, WriteChecks
+from kop.storage.pulsar.topics.write_checks import FRESH_SECONDS, OncePerTopic, WriteChecks
 
 WEEK = Retention(7 * 24 * 60, -1)
 SET = "topic_settings/without_retention"
@@ -343,3 +343,28 @@ async def test_a_question_that_fails_fails_all_who_wait_and_is_asked_again() -> 
     assert once.topics == []
     await asyncio.gather(once(TOPIC), once(TOPIC))
     assert asked == [True, True]
+
+
+async def test_a_question_that_fails_late_leaves_the_answer_to_a_newer_one() -> None:
+    loop, clock = asyncio.get_running_loop(), Clock()
+    gives_up, asked = asyncio.Event(), 0
+
+    async def ask(_: UUID, first: bool) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            await gives_up.wait()
+            raise PulsarError("Timeout")
+
+    timed: Any = SimpleNamespace(time=lambda: clock.now, create_task=loop.create_task)
+    once = OncePerTopic(timed, ask)
+    old = asyncio.ensure_future(once(TOPIC))
+    await asyncio.sleep(0)
+    clock.now += FRESH_SECONDS + 1
+    await once(TOPIC)
+    gives_up.set()
+    with pytest.raises(PulsarError):
+        await old
+    assert once.topics == [TOPIC]
+    await once(TOPIC)
+    assert asked == 2

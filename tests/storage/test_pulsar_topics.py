@@ -20,7 +20,15 @@ from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import PartitionedMetadata
 from kop.storage.base import LogPolicy, TopicInfo
 from kop.storage.pulsar.engine import PulsarEngine
-from kop.storage.pulsar.layout import CONFIGS_PROPERTY, ID_PROPERTY, NAME_PROPERTY, configs_of, number, repaired
+from kop.storage.pulsar.layout import (
+    CONFIGS_PROPERTY,
+    ID_PROPERTY,
+    NAME_PROPERTY,
+    UNFINISHED_PROPERTY,
+    configs_of,
+    number,
+    repaired,
+)
 from kop.storage.pulsar.partition.log_table import LogTable
 from kop.storage.pulsar.topics import ids as topic_ids
 from kop.storage.pulsar.topics import table as topics
@@ -542,6 +550,110 @@ async def test_a_config_that_is_named_is_set_where_pulsar_has_another_value(
         made.policies.clear()  # by pulsar-admin topics remove-retention
         await engine.topics.set_configs(topic_id, WEEK_MS, {"retention.bytes"})
         assert made.policies == {"retention": WEEK}
+
+
+# --- changes that take a while
+
+
+class Policies:
+    """The setting of a topic's policies, which the test refuses, or holds up."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.refused = True
+        self.applied: list[LogPolicy] = []
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
+        monkeypatch.setattr("kop.storage.pulsar.topics.policies.apply", self.apply)
+
+    async def apply(self, admin: Any, full_name: str, policy: LogPolicy, *_: Any, **__: Any) -> None:
+        if self.refused:
+            raise PulsarError("Timeout", "so says the test", retriable=True)
+        self.applied.append(policy)
+        await self.goes_on.wait()
+
+
+def lets_make(pulsar: FakePulsar) -> None:
+    """Topics can be made, and grow."""
+
+    async def create(full_name: str, partitions: int, properties: dict[str, str]) -> None:
+        pulsar.add(full_name.removeprefix(f"persistent://{HOME}/"), partitions).properties.update(properties)
+
+    async def grow(full_name: str, partitions: int) -> None:
+        pulsar.topics[full_name].partitions = partitions
+        await asyncio.sleep(0)
+
+    vars(pulsar).update(create_partitioned=create, grow=grow)
+
+
+@pytest.mark.parametrize("how", ["by its maker", "by another gateway"])
+async def test_a_property_that_is_set_while_a_new_topic_gets_its_policies_stays_in_memory(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a log that attaches then shows deleted records again."""
+    pulsar, policies = FakePulsar(), Policies(monkeypatch)
+    lets_make(pulsar)
+    if how == "by another gateway":
+        pulsar.add("t", kop_topic_id=str(new_uuid()), kop_created="1", kop_unfinished="true")
+    async with loaded(pulsar) as engine:
+        if how == "by its maker":
+            with pytest.raises(KopError):
+                await engine.topics.create("t", 1, {})
+        topic_id = topic(engine, "t").topic_id
+        policies.refused = False
+        policies.goes_on.clear()
+        load = asyncio.ensure_future(engine.topics.load())
+        await until(lambda: bool(policies.applied))
+        await engine.topics.set_property(topic_id, "kop.x", "5")
+        policies.goes_on.set()
+        await load
+        await until(lambda: UNFINISHED_PROPERTY not in engine.topics.pulsar(topic_id).properties)
+        assert engine.topics.pulsar(topic_id).properties == pulsar.topics[full("t")].properties
+        assert "kop.x" in engine.topics.pulsar(topic_id).properties
+
+
+async def test_a_topic_whose_configs_change_before_it_has_its_policies_gets_those_of_its_configs_of_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pulsar, policies = FakePulsar(), Policies(monkeypatch)
+    lets_make(pulsar)
+    async with loaded(pulsar) as engine:
+        with pytest.raises(KopError):
+            await engine.topics.create("t", 1, {})
+        topic_id = topic(engine, "t").topic_id
+        policies.refused = False
+        await engine.topics.set_configs(topic_id, WEEK_MS)
+        await until(lambda: UNFINISHED_PROPERTY not in engine.topics.pulsar(topic_id).properties)
+        assert [policy.retention_ms for policy in policies.applied] == [int(WEEK_MS["retention.ms"])] * 2
+
+
+async def test_a_property_that_is_set_while_a_topic_grows_stays_in_memory() -> None:
+    pulsar = FakePulsar()
+    lets_make(pulsar)
+    pulsar.add("t")
+    async with loaded(pulsar) as engine:
+        topic_id = topic(engine, "t").topic_id
+        await asyncio.gather(engine.topics.grow(topic_id, 3), engine.topics.set_property(topic_id, "kop.x", "5"))
+        assert topic(engine, "t").partitions == 3
+        assert engine.topics.pulsar(topic_id).properties["kop.x"] == "5"
+
+
+async def test_a_property_that_is_set_while_a_topic_is_read_stays_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    pulsar = FakePulsar()
+    made, metadata = pulsar.add("t"), pulsar.partitioned_metadata
+    async with loaded(pulsar) as engine:
+        topic_id = topic(engine, "t").topic_id
+        made.properties["kop.y"] = "6"
+
+        async def slow(full_name: str) -> PartitionedMetadata:
+            answer = await metadata(full_name)
+            monkeypatch.undo()
+            await engine.topics.set_property(topic_id, "kop.x", "5")
+            return answer
+
+        monkeypatch.setattr(pulsar, "partitioned_metadata", slow)
+        await engine.topics.refresh(topic_id)
+        assert engine.topics.pulsar(topic_id).properties == made.properties
+        assert made.properties["kop.x"] == "5"
 
 
 LONG_MAX = 2**63 - 1

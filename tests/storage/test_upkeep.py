@@ -66,6 +66,9 @@ class StandInEngine:
         self.times: dict[str, int] = {}
         self.client = SimpleNamespace(partitions=lambda name: self.round("broker"))
         self.admin = self
+        self.stored: dict[str, Any] = {}
+        """The internal statistics of each partition."""
+        self.retention = FOREVER
 
     def partitions(self) -> list[StandIn]:
         return list(self.stand_ins)
@@ -110,10 +113,13 @@ class StandInEngine:
         return {"subscriptions": {CURSOR: {"backlogSize": 5, "earliestMsgPublishTimeInBacklog": 1}}}
 
     async def internal_stats(self, partition: str) -> dict[str, Any]:
-        return {}
+        return self.stored
 
-    async def get_retention(self, full_name: str, *, applied: bool) -> Retention:
-        return FOREVER
+    async def get_retention(self, full_name: str, *, applied: bool = False) -> Retention:
+        return self.retention
+
+    async def set_retention(self, full_name: str, retention: Retention) -> None:
+        self.retention = retention
 
 
 PARTS = {"broker", "rest", "listing", "retention", "compactions"}
@@ -122,6 +128,7 @@ PARTS = {"broker", "rest", "listing", "retention", "compactions"}
 @pytest.mark.parametrize("hangs", sorted(PARTS))
 async def test_a_part_of_upkeep_that_hangs_stops_no_other(hangs: str) -> None:
     engine = StandInEngine(hangs)
+    engine.stand_ins[5].attached = False  # its producers may be idle, too
     looked_after = engine.upkeep()
     looked_after.start()
     goes_on = sorted(PARTS - {hangs})
@@ -160,6 +167,29 @@ async def test_one_partition_that_never_answers_keeps_no_other_from_the_look_at_
     assert sorted(index for _, index in compactions.uncompacted) == [index for index in range(20) if index != HANGS]
     assert engine.faults.counts == {"compaction/not_checked": 1}
     assert "cannot look after the compaction of __offsets-3: no answer in time" in caplog.text
+
+
+LOST, NOT_YET = "has lost its subscription", "no compaction of persistent://public/kafka/__offsets has succeeded yet"
+
+
+@pytest.mark.parametrize(
+    ("stored", "told", "counts"),
+    [
+        pytest.param({"cursors": {CURSOR: {}}}, NOT_YET, {}, id="not compacted yet"),
+        pytest.param({"compactedLedger": {"ledgerId": 5}}, LOST, {"compaction/without_cursor": 1}, id="no cursor"),
+        pytest.param({}, LOST, {"compaction/without_cursor": 1}, id="neither"),
+    ],
+)
+async def test_a_retention_that_was_changed_is_set_again_where_compaction_lets_nothing_go(
+    stored: dict[str, Any], told: str, counts: dict[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = StandInEngine()
+    engine.stand_ins = engine.stand_ins[:1]
+    engine.stored, engine.retention = stored, Retention(60, -1)
+    await engine.compactions().look()
+    assert engine.retention == FOREVER
+    assert engine.faults.counts == counts
+    assert [text in caplog.text for text in (LOST, NOT_YET)] == [told == LOST, told == NOT_YET]
 
 
 async def test_the_gateway_is_healthy_while_rest_is_silent_and_not_where_it_refuses_or_no_broker_answers() -> None:

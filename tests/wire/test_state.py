@@ -31,6 +31,7 @@ from kop.wire.state import (
     encode_offset_value,
     encode_pending_value,
 )
+from kop.wire.state_encoding import RecordReader
 
 # Made by Kafka 4.3.1's own classes: StateVectors.java beside this file.
 VECTORS = json.loads(Path(__file__).with_name("state_vectors.json").read_text())
@@ -214,3 +215,15 @@ def test_every_truncation_of_a_pending_offset_is_an_error() -> None:
             decode_pending_value(raw[:size])
     with pytest.raises(StateRecordError, match="version 1"):
         decode_pending_value(b"\0\1" + raw[2:])
+
+
+@pytest.mark.parametrize(
+    ("data", "value"),
+    [(b"\x80\x01", 128), (b"\xff\xff\xff\xff\x0f", 2**32 - 1), (b"\xff\xff\xff\xff\x10", None), (b"\x80" * 6, None)],
+)
+def test_varints_have_32_bits(data: bytes, value: int | None) -> None:
+    if value is None:
+        with pytest.raises(StateRecordError, match="a varint of more than 32 bits"):
+            RecordReader(data).uvarint()
+    else:
+        assert RecordReader(data).uvarint() == value

@@ -70,7 +70,7 @@ _KEPT_TEXTS: Final = 10
 """The number of ended calls of a function that are told."""
 BATCH_END_SECONDS: Final = 1.0
 """The seconds that the end of a mesh waits for a batch of a source or a sink; one that is cut off is done again."""
-NO_VERSION: Final = -1
+NO_REVISION: Final = -1
 
 
 @dataclass
@@ -105,6 +105,8 @@ class _Query:
     """The last batch that is counted in `rows`."""
     reached: Offsets = field(default_factory=dict)
     """The offsets up to which tasks have called messages that a function has to acknowledge itself, by partition."""
+    is_stopped: bool = False
+    """True if it is not to run: somebody has stopped its part."""
 
     def become(self, state: str, seconds: float | None = None) -> None:
         """Change the state; `seconds` are those until the query is started again, if it waits for that."""
@@ -168,8 +170,8 @@ class MeshDriver:
         self._reported = float("-inf")
         self._state = records.STARTING
         self._reason = ""
-        self._refused = NO_VERSION
-        """The version of the definition that cannot be run."""
+        self._refused = NO_REVISION
+        """The revision of the definition that cannot be run."""
         is_local = is_here(spark)
         host = "127.0.0.1" if is_local else str(spark.conf.get("spark.driver.host", socket.gethostname()))
         self._election = DriverElection(settings, patience, self._name)
@@ -198,6 +200,11 @@ class MeshDriver:
         return self._defined.mesh
 
     @property
+    def _stopped(self) -> frozenset[str]:
+        """The names of the parts that are not to run."""
+        return frozenset() if self._definition is None else self._definition.stopped
+
+    @property
     def _is_batch(self) -> bool:
         return self._once or (self._defined is not None and self._mesh.trigger == "batch")
 
@@ -207,29 +214,24 @@ class MeshDriver:
 
     def run(self) -> bool:
         """Run until `stop`, until the mesh is deleted, or, with `once`, until all records are done. Returns if all work
-        that was begun is committed.
+        that was begun is committed. The mesh is this driver's until `close`.
 
         Requests of others are carried out meanwhile: another definition, a stop, a start.
         """
         self._topic.make()
         self._election.start()
         is_whole = True
-        try:
-            while (definition := self._wait_for_turn()) is not None:
-                if not self._take_up(definition):
-                    continue
-                is_over = self._look_after()
-                is_whole = self._end(is_over)
-                if is_over:
-                    break
-                self._end_queries()
-            return is_whole
-        finally:
-            self._election.close()
-            self._hub.close()
-            self._topic.close()
-            self._reports.close()
-            self._edges.close()
+        while (definition := self._wait_for_turn()) is not None:
+            if not self._take_up(definition):
+                continue
+            is_over = self._look_after()
+            if is_over:  # it takes some tenths of a second to leave the workers, as the end of a batch does
+                threading.Thread(target=self._followed.close, name="kop-mesh-leave", daemon=True).start()
+            is_whole = self._end(is_over)
+            if is_over:
+                break
+            self._end_queries()
+        return is_whole
 
     def _wait_for_turn(self) -> MeshDefinition | None:
         """Wait until this driver is the one of the mesh and the mesh is to run, and return its definition; None if the
@@ -249,7 +251,7 @@ class MeshDriver:
             elif definition.is_stopped:
                 why = f"is stopped; waiting for: kop mesh start {self._name}"
                 self._state, self._reason = records.STOPPED, ""
-            elif definition.version != self._refused:
+            elif definition.revision != self._refused:
                 return definition
             if self._election.is_mine:
                 self._report_if_due(clock.monotonic())
@@ -271,13 +273,14 @@ class MeshDriver:
                 self._stopping.wait(LOOK_SECONDS)
                 return False
             self._definition, self._defined = definition, defined
-            self._alone, self._suspects = set(), {}
+            self._queries, self._suspects = [], {}
+            self._alone = {part.name for part in defined.mesh.functions} & definition.stopped
             self._ended_calls, self._ended_texts = {}, {}
             self._begin()
         except ClientError as error:
             if is_first:
                 raise
-            self._refused, self._state, self._reason = definition.version, records.FAILED, str(error)
+            self._refused, self._state, self._reason = definition.revision, records.FAILED, str(error)
             self._say(f"{self._name} does not run as it is defined now, and waits for another update: {error}")
             return False
         except UnreachableError as error:
@@ -300,7 +303,8 @@ class MeshDriver:
         ]
         if not self._once:
             for query in self._queries:
-                self._start(query)
+                if not query.is_stopped:
+                    self._start(query)
         self._state, self._reason = records.RUNNING, ""
         names = ", ".join(component.name for component in components)
         count = "1 component" if len(components) == 1 else f"{len(components)} components"
@@ -325,7 +329,12 @@ class MeshDriver:
             rows = self._spark.readStream.format(NAME).option(WORK, encode(self._with_suspects(work))).load()
             return rows.writeStream.format("noop").queryName(name).option("checkpointLocation", checkpoint).start()
 
-        return _Query(component.name, "component", begin, component, Planner(work))
+        made = _Query(component.name, "component", begin, component, Planner(work))
+        return _stopped(made) if self._is_to_stand(component) else made
+
+    def _is_to_stand(self, component: TaskComponent) -> bool:
+        """Return if a component has a function that is stopped, and no other one then."""
+        return any(step.spec.name in self._stopped for step in component.steps)
 
     def _with_suspects(self, work: Work) -> Work:
         suspects = {place: offset for place, offset in self._suspects.items() if place[0] in work.component.inputs}
@@ -339,7 +348,8 @@ class MeshDriver:
         def begin(checkpoint: str, name: str) -> Any:
             return parts.start(part, checkpoint=checkpoint, trigger=trigger, name=name, group=group)
 
-        return _Query(part.name, part.kind, begin, folder=self._folder(part), part=part)
+        made = _Query(part.name, part.kind, begin, folder=self._folder(part), part=part)
+        return _stopped(made) if part.name in self._stopped else made
 
     def _trigger(self, part: Part) -> dict[str, Any]:
         if self._once:
@@ -354,14 +364,15 @@ class MeshDriver:
         return f"{self._mesh.tenant}/{self._mesh.namespace}/{part.name}"
 
     def _share_cores(self, components: Sequence[TaskComponent]) -> int:
-        """Return the number of tasks that each component may have at once, and set if they take turns. ClientError if
-        all are to run at all times, and there are too few cores for those that the mesh is cut into.
+        """Return the number of tasks that each component may have at once, and set if they take turns. Those that are
+        stopped take no cores. ClientError if all others are to run at all times, and there are too few cores for those
+        that the mesh is cut into.
 
         A function that is set apart while the mesh runs must not end the others: if that makes one component too many,
         they take turns, as with the trigger batch.
         """
-        mesh, count = self._mesh, len(components)
-        others = bool(mesh.sources or mesh.queries or mesh.sinks)
+        mesh, count = self._mesh, sum(1 for component in components if not self._is_to_stand(component))
+        others = any(part.name not in self._stopped for part in (*mesh.sources, *mesh.queries, *mesh.sinks))
         cores = cores_of(self._spark, 1 if self._is_batch else count + others, self._stopping.wait)
         spare = 0 if self._is_batch else self._spare
         slots = cores_for(count, cores, others=others, spare=spare)
@@ -478,7 +489,7 @@ class MeshDriver:
                     self._hub.end_tasks(query.name)
                 if not left:
                     return True
-                current = left.pop(0)
+                current = [query for query in left.pop(0) if not query.is_stopped]
                 for query in current:
                     self._start(query)
         return True
@@ -499,6 +510,9 @@ class MeshDriver:
         before, now = self._definition, self._followed.definition
         assert before is not None
         if now is None or now.is_stopped:
+            return True
+        if now.stopped != before.stopped:
+            self._say(f"{self._name} has other parts that stand still now, as {now.by} has asked for")
             return True
         if now.version != before.version:
             self._say(f"{self._name} is another one now: {now.by} has sent {now.kind} (revision {now.revision})")
@@ -588,10 +602,13 @@ class MeshDriver:
         new = [self._of_component(component, each) for component in components]
         self._queries = [query for query in self._queries if query.component is None] + new
         for query in new:
-            self._start(query)
+            if not query.is_stopped:
+                self._start(query)
 
     def _look_at(self, query: _Query, now: float) -> None:
         """Restart a query that has failed, once its delay is over."""
+        if query.is_stopped:
+            return
         if query.query is None:
             if now >= query.due:
                 self._start(query)
@@ -782,20 +799,35 @@ class MeshDriver:
         return is_whole
 
     def _end_queries(self) -> None:
-        """Remove the queries, once they have ended, so that others can start."""
-        self.close(stops_queries=True)
-        self._queries = []
-
-    def close(self, *, stops_queries: bool) -> None:
-        """Remove the queries' checkpoints, after `run`; with `stops_queries` end the queries first, since the session
-        goes on.
-        """
+        """End the queries, so that others can start; reports still name them."""
         for query in self._queries:
-            if stops_queries and query.query is not None:
+            if query.query is not None:
                 with suppress(Exception):
                     query.query.stop()
+            query.query = None
+        self._remove_checkpoints()
+
+    def _remove_checkpoints(self) -> None:
+        for query in self._queries:
             if not query.folder:
                 shutil.rmtree(query.checkpoint, ignore_errors=True)
+
+    def close(self, *, stops_queries: bool) -> None:
+        """Let another driver have the mesh, after `run`. With `stops_queries` end the queries first, since the session
+        goes on; else it has ended: what its queries had not finished is done again by who comes next.
+        """
+        if stops_queries:
+            self._end_queries()
+        else:
+            self._remove_checkpoints()
+        self._election.close()
+        for other in (self._hub, self._topic, self._reports, self._edges):
+            other.close()
+
+
+def _stopped(query: _Query) -> _Query:
+    """Return the query as one that is not to run."""
+    return replace(query, is_stopped=True, state=records.STOPPED)
 
 
 def checkpoints_folder() -> Path:

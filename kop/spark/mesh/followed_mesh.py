@@ -49,6 +49,8 @@ class FollowedMesh:
         self._patience = patience
         self._topic_names = topic_names
         self._file = file
+        self._closing = threading.Lock()
+        self._is_closed = False
         self._versions: tuple[tuple[str, int], ...] = ()
         """The versions of the definitions from which `_others` was made."""
         self._others = OtherWriters()
@@ -60,9 +62,12 @@ class FollowedMesh:
         self._registry.start()
 
     def close(self) -> None:
-        """Lead no more, and stop following."""
-        self._registry.close()
-        self._folder.cleanup()
+        """Lead no more, and stop following. Another call waits for the first one."""
+        with self._closing:
+            if not self._is_closed:
+                self._is_closed = True
+                self._registry.close()
+                self._folder.cleanup()
 
     @property
     def definition(self) -> MeshDefinition | None:

@@ -29,7 +29,12 @@ from kop.spark.source import KopDataSource
 from kop.spark.streams import write_stream
 from kop.spark.tables import make_view
 
-_NO_STREAMS: Final = ("does not support streamed writing", "STREAMED_OPERATOR_UNSUPPORTED")
+_NO_STREAMS: Final = (
+    "does not support streamed writing",
+    "STREAMED_OPERATOR_UNSUPPORTED",
+    "streamWriter is not implemented",
+)
+"""The words of Spark's errors if a format takes batches alone."""
 _OF_TIME: Final = ("STREAMING_OUTPUT_MODE", "outputMode", "output mode", "watermark")
 """The words of Spark's errors if a query needs another output mode, or a watermark."""
 
@@ -43,6 +48,8 @@ class PartQueries:
         self._spark = spark
         self._kafka = dict(kafka)
         self._options = PartOptions(kafka, shared)
+        self._sinks: dict[str, Any] = {}
+        """The last query of each sink that its format writes as a stream, by name."""
 
     def check(self, part: Part) -> None:
         """Raise ClientError if an option of `format("kop")` is unknown, or does not fit another one."""
@@ -100,16 +107,32 @@ class PartQueries:
         writer = rows.writeStream.queryName(name).option("checkpointLocation", checkpoint).trigger(**trigger)
         if part.format == table_sink.FORMAT:
             return writer.foreachBatch(table_sink.once(part)).start()
-        try:
-            return writer.format(part.format).options(**part.options).start()
-        except Exception as error:
-            if not any(text in str(error) for text in _NO_STREAMS):
-                raise
+        if self._takes_streams(part):
+            try:
+                query = writer.format(part.format).options(**part.options).start()
+            except Exception as error:
+                if not _is_without_streams(error):
+                    raise
+            else:
+                self._sinks[part.name] = query
+                return query
 
-            def append(batch: Any, _number: int) -> None:
-                batch.write.format(part.format).options(**part.options).mode("append").save()
+        def append(batch: Any, _number: int) -> None:
+            batch.write.format(part.format).options(**part.options).mode("append").save()
 
-            return writer.foreachBatch(append).start()
+        return writer.foreachBatch(append).start()
+
+    def _takes_streams(self, part: SinkPart) -> bool:
+        """Return false if the last query of a sink has failed since its format takes batches alone, which formats in
+        Python tell no sooner.
+        """
+        last = self._sinks.get(part.name)
+        return last is None or not _is_without_streams(last.exception())
+
+
+def _is_without_streams(error: object) -> bool:
+    """Return if an error says that a format takes batches alone."""
+    return any(text in str(error) for text in _NO_STREAMS)
 
 
 def _own_session(spark: Any) -> Any:

@@ -131,8 +131,7 @@ class Upkeep:
     async def _close_idle(self) -> None:
         now = self._context.loop.time()
         for partition in self._partitions():
-            if partition.attached:
-                partition.close_idle(now, self._context.settings.idle_seconds)
+            partition.close_idle(now, self._context.settings.idle_seconds)
         self._close_idle_others(now, self._context.settings.idle_seconds)
 
     async def _ask_broker(self) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 from zlib import crc32
 
@@ -382,15 +382,15 @@ class BrokerRegistry:
             if not name.startswith(BROKER_PRODUCER) or "host" not in properties:
                 continue  # one without a host only asks for the name, see `_probe_next`
             if _INSTANCE not in properties:
-                text = "is of an unreleased kop and does not count as a broker: stop that one"
-                self._faults.tell(("broker", name), f"the producer {name} of {self._topic} {text}")
+                self._pass_over(name, "is of an unreleased kop and does not count as a broker: stop that one")
                 continue
-            node_id, instance = int(name.removeprefix(BROKER_PRODUCER)), properties[_INSTANCE]
-            attached[node_id] = LiveBroker(
-                node_id, properties["host"], int(properties["port"]), _endpoints(properties.get("listeners", ""))
-            )
-            self._instances[instance] = node_id
-            self._newest[node_id] = instance
+            broker = _broker_of(name, properties)
+            if broker is None:
+                self._pass_over(name, "names no broker by its name and properties, and does not count as one")
+                continue
+            attached[broker.node_id] = broker
+            self._instances[properties[_INSTANCE]] = broker.node_id
+            self._newest[broker.node_id] = properties[_INSTANCE]
         now = self._loop.time()
         if not live.snapshot(attached, now):
             return False
@@ -398,6 +398,9 @@ class BrokerRegistry:
         away, self._seen = now - self._seen > AWAY_SECONDS, now
         self._set_brokers(live, tell_anyway=away)
         return True
+
+    def _pass_over(self, producer: str, why: str) -> None:
+        self._faults.tell(("broker", producer), f"the producer {producer} of {self._topic} {why}")
 
     def _set_brokers(self, live: LiveBrokers, *, tell_anyway: bool = False) -> None:
         """Set `brokers` to the live ones of `live`. If that is a change it is logged, and the callbacks of `on_change`
@@ -414,6 +417,16 @@ class BrokerRegistry:
             return
         for callback in self._listeners:
             callback()
+
+
+def _broker_of(name: str, properties: Mapping[str, str]) -> LiveBroker | None:
+    """Return the broker that a producer of this name stands for; None if a broker has no such name or properties."""
+    try:
+        node_id, port = int(name.removeprefix(BROKER_PRODUCER)), int(properties["port"])
+        broker = LiveBroker(node_id, properties["host"], port, _endpoints(properties.get("listeners", "")))
+    except (KeyError, ValueError):
+        return None
+    return broker if name == f"{BROKER_PRODUCER}{node_id}" else None
 
 
 def _endpoints(text: str) -> tuple[tuple[str, str, int], ...]:

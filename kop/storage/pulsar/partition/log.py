@@ -49,8 +49,8 @@ time.
 WAIT_SECONDS: Final = 25.0
 """The seconds that a request waits for a log that attaches: clients give up after 30 s. The log keeps its turn."""
 LATE_WAIT_SECONDS: Final = 1.0
-"""The seconds that further requests wait for a log for which one waited in vain: a Produce or a Fetch names many
-partitions, and its answer waits for the slowest of them.
+"""The seconds that further batches wait for a log for which a request waited in vain: a Produce names many partitions,
+and its answer waits for the slowest of them.
 """
 MARK_EVERY: Final = LOOK_EVERY
 """The number of entries at the tail from one that the sparse index takes to the next."""
@@ -126,7 +126,7 @@ class PulsarLog(Partition):
         self._lease = self._producers.lease
         self._attaching: asyncio.Task[None] | None = None
         self._late = False
-        """True if a request waited in vain for the log to attach, and it is not attached since."""
+        """True if a request waited in vain for the log to attach. It says nothing any more once the log is attached."""
         self._was_attached = False
         """True if the log was attached before, so that its start is known."""
         self._waiting: deque[Append] = deque()
@@ -180,15 +180,14 @@ class PulsarLog(Partition):
         """Learn the log's bounds from Pulsar and follow its tail, unless that is done already. Calls at the same time
         share the work.
 
-        Waits 25 seconds at most, one second after another request waited in vain; the work goes on after that. Errors
-        are KopErrors; the next call tries again.
+        Waits 25 seconds at most; the work goes on after that. Errors are KopErrors; the next call tries again.
         """
         self._in_demand = True
         while not self.attached:
             if self.deleted:
                 raise self.gone()
             try:
-                async with asyncio.timeout(self._wait_seconds):
+                async with asyncio.timeout(WAIT_SECONDS):
                     await asyncio.shield(self._begin_attaching())
             except TimeoutError:
                 raise self._waited_in_vain() from None
@@ -198,13 +197,6 @@ class PulsarLog(Partition):
             self._attaching = self.loop.create_task(self._attach())
             self._attaching.add_done_callback(self._attach_ended)
         return self._attaching
-
-    @property
-    def _wait_seconds(self) -> float:
-        """The seconds for which a request that comes now waits for the log to attach: 25, or 1 if another one waited in
-        vain since it was attached. For coordinators, who hold up nobody, always 25.
-        """
-        return LATE_WAIT_SECONDS if self._late and not self.topic.internal else WAIT_SECONDS
 
     def _waited_in_vain(self) -> KopError:
         self._late = True
@@ -258,7 +250,6 @@ class PulsarLog(Partition):
                 raise self.gone() if self.deleted else self.refused(error, f"cannot open {self.title}") from error
             raise
         self.attached = self._was_attached = True
-        self._late = False
         if self.high_watermark:
             self.tell_soon()
 
@@ -389,7 +380,8 @@ class PulsarLog(Partition):
             return
         self._waiting.append(append)
         if self._give_up is None:
-            self._give_up = self.loop.call_later(self._wait_seconds, self._give_up_waiting)
+            seconds = LATE_WAIT_SECONDS if self._late else WAIT_SECONDS
+            self._give_up = self.loop.call_later(seconds, self._give_up_waiting)
 
     def direct_writer(self, header: BatchHeader) -> object | None:
         """Return the object that compiled code gives further batches of this one's producer to, instead of `submit`;
@@ -847,11 +839,14 @@ class PulsarLog(Partition):
         """Close producers and readers that nobody used for `seconds`, so that another broker may use the producers'
         names; `now` is the loop's time.
 
-        If nobody asked for the partition for `tail_seconds` of the settings, the log detaches.
+        If nobody asked for the partition for `tail_seconds` of the settings, the log detaches, and the producer for
+        batches without an id is closed, too. A log that lost its tail has producers all the same.
         """
+        if self._waiting or not (self.attached or self._producers or self._producers.in_transactions):
+            return  # batches wait for the first attaching, and have no producers yet; or nothing is held, as mostly
         self._producers.close_idle(now, seconds)
         self._readers.close_idle(now, seconds)
-        busy = self.observed or self.appends or self._waiting or not self._producers.idle
+        busy = self.observed or self.appends or self._attaching or not self._producers.idle
         if self._in_demand or busy or self._lease.producer is not None:
             self._in_demand, self._demanded = False, now
         elif now - self._demanded > self.context.settings.tail_seconds:

@@ -144,6 +144,11 @@ class PartitionProducers:
         """True if no batch waits in any of the producers."""
         return all(producer.idle for producer in self._producers.values())
 
+    @property
+    def in_transactions(self) -> bool:
+        """True if transactions are known in which producer ids write."""
+        return bool(self._joined)
+
     def join(self, producer_id: int, producer_epoch: int, txn: EntryTransaction) -> None:
         """Write transactional batches of this producer id and epoch into the Pulsar transaction `txn` from now on."""
         self._joined[producer_id] = producer_epoch, txn

@@ -57,7 +57,9 @@ class PartitionView(Protocol):
         """
 
     def close_idle(self, now: float, seconds: float) -> None:
-        """Close producers and readers that nobody used for `seconds`; `now` is the loop's time."""
+        """Close producers and readers that nobody used for `seconds`, also of a log that is not attached; `now` is the
+        loop's time.
+        """
 
 
 @dataclass(slots=True)

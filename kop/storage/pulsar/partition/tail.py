@@ -329,23 +329,25 @@ class LogTail:
             async with asyncio.timeout(_PASSING_SECONDS):
                 stats = await self._source.internal_stats()
                 last = min(stats_position(stats["lastConfirmedEntry"]), await self._source.last_readable())
-                return last.entry >= 0 and await self._source.is_aborted(last) and await self._is_read_to(stream, last)
+                if last.entry < 0 or not await self._source.is_aborted(last):
+                    return False
+                await self._until_read_to(stream, last)
+                return True
         except (PulsarError, TimeoutError):
             return False
 
-    async def _is_read_to(self, stream: Stream, last: Position) -> bool:
+    async def _until_read_to(self, stream: Stream, last: Position) -> None:
         """Wait until Pulsar has read up to `last` for the tail, and handed out what it read, or the log follows
-        `stream` no more; return true. PulsarError if Pulsar refuses it or does not answer.
+        `stream` no more. PulsarError if Pulsar refuses it or does not answer.
         """
         log = self._log
         undo = log.on_advance(lambda: None)  # so that the tail goes on where it pauses
         try:
             while log.last_position < last and log.attached and self.stream is stream:
                 if await self._source.has_read_to(stream, last):
-                    return True
+                    return
         finally:
             undo()
-        return True
 
     async def _comes_to(self, stream: Stream, last: Position, seconds: float) -> bool:
         """Wait until the log ends behind `last`, or follows this stream no more; return false if it does neither within

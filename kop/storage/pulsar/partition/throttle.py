@@ -162,6 +162,8 @@ class PublishThrottle:
         """True if the topic has a rate of its own. Pulsar also counts batches that wait because of another topic on
         their connection.
         """
+        self._rate_unknown = False
+        """True if a rate began to hold the partition back, and Pulsar has not said since if it is the topic's own."""
 
     @property
     def lane(self) -> str:
@@ -204,12 +206,15 @@ class PublishThrottle:
         context = self._context
         try:
             count = int((await context.admin.stats(self._partition_name)).get("publishRateLimitedTimes", 0))
-            begins = self._held.counted(count, context.loop.time())
-            if begins:
+            if self._held.counted(count, context.loop.time()):
+                self._rate_unknown = True
+            tells = self._rate_unknown and self._held.now(context.loop.time())
+            if tells:
                 self._own_rate = await context.admin.has_publish_rate(self._topic_name)
+                self._rate_unknown = False
         except PulsarError:
-            return  # Pulsar does not answer; other parts log that
-        if begins:
+            return  # Pulsar does not answer, and is asked again; other parts log that
+        if tells:
             text = _OWN_RATE if self._own_rate else _RATE_OF_OTHERS
             context.faults.tell(("publish rate", self._title), text.format(self._title))
         if self._own_rate and self._held.now(context.loop.time()):

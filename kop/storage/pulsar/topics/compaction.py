@@ -88,9 +88,14 @@ def retention_of(partitions: Sequence[Mapping[str, Any]]) -> Retention:
     """Return the retention that a state topic needs, from the internal stats of all its partitions: a day if each has a
     cursor of compaction, and one was compacted before; else without end.
     """
-    held = all(CURSOR in stats.get("cursors", {}) for stats in partitions)
+    held = have_cursors(partitions)
     proven = any(stats.get("compactedLedger", {}).get("ledgerId", -1) >= 0 for stats in partitions)
     return AFTERWARDS if held and proven else FOREVER
+
+
+def have_cursors(partitions: Sequence[Mapping[str, Any]]) -> bool:
+    """Return true if compaction has a cursor in each partition, by the partitions' internal stats."""
+    return all(CURSOR in stats.get("cursors", {}) for stats in partitions)
 
 
 class Compactions:
@@ -190,11 +195,17 @@ class Compactions:
         """
         admin, known = self._context.admin, self._pulsar_topic(first_partition.topic.topic_id)
         full_name, partitions = known.full_name, map(known.partition, range(first_partition.topic.partitions))
-        wanted = retention_of([await admin.internal_stats(each) for each in partitions])
+        stored = [await admin.internal_stats(each) for each in partitions]
+        wanted = retention_of(stored)
         now = await admin.get_retention(full_name, applied=True)
         if now == wanted or (wanted != FOREVER and now not in {None, FOREVER}):
             return  # somebody chose another retention for the time after compaction
-        if wanted == FOREVER:
+        if wanted == FOREVER and have_cursors(stored):
+            log.warning(
+                "no compaction of %s has succeeded yet, and its retention was changed: all of it is kept until one has",
+                full_name,
+            )
+        elif wanted == FOREVER:
             log.error(
                 "a partition of %s has lost its subscription %s: all of it is kept from now on. Compaction makes a new "
                 "one (pulsar-admin topics compact)",

@@ -47,17 +47,26 @@ class StrayPartitions:
             return None
 
     async def complete(self, full_name: str) -> None:
-        """Make the missing partitions of a topic, if the topic exists, which is counted and logged: another broker may
-        have created it while a stray was deleted.
+        """Make the missing partitions of a topic, if the topic exists: another broker may have created it while a stray
+        was deleted. It is counted and logged if any was missing.
         """
-        if await self.id_or_none(full_name) is not None:
-            await self._context.admin.create_missed_partitions(full_name)
-            self._context.count(Fault.TOPICS_RECREATED_PARTITION_MISSING)
-            log.warning(
-                "topic %s was made while partitions of a deleted topic of its name were removed: the partitions "
-                "that it lost by that are made again",
-                full_name,
-            )
+        admin = self._context.admin
+        try:
+            partitions = (await admin.partitioned_metadata(full_name)).partitions
+        except PulsarError as error:
+            if error.code not in NOT_THERE:
+                raise
+            return
+        listed = await admin.list_topics(namespace_of(full_name))
+        await admin.create_missed_partitions(full_name)  # in any case: a partition may be listed and not be there
+        if {f"{full_name}-partition-{index}" for index in range(partitions)}.issubset(listed):
+            return
+        self._context.count(Fault.TOPICS_RECREATED_PARTITION_MISSING)
+        log.warning(
+            "topic %s was made while partitions of a deleted topic of its name were removed: the partitions that it "
+            "lost by that are made again",
+            full_name,
+        )
 
     async def clear(self, full_name: str) -> bool:
         """Delete unused partitions that belong to no topic, of this topic name: while they exist, Pulsar makes no topic

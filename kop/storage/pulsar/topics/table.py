@@ -314,7 +314,8 @@ class PulsarTopics(TopicTable):
         known = PulsarTopic(full_name, False, properties)
         refused: KopError | None = None
         try:
-            known = await self._with_policies(topic, known)
+            await self._set_policies(topic, known)
+            known = _finished(known)
         except PulsarError as error:
             refused = self._context.faults.refused(error, Refused.TOPIC_CHANGES, doing)
             if not error.retriable and await self._taken_back(full_name):
@@ -328,35 +329,33 @@ class PulsarTopics(TopicTable):
             log.log(
                 level, "topic %s has not all of its policies yet, they are set later: %s", topic.name, refused.message
             )
-            self._start(self._finish(topic, known))
+            self._start(self._finish(topic.topic_id, full_name))
         self._put(None, topic, known)
         self._brokers.announce(full_name)
         if refused is not None:
             raise refused
         return topic
 
-    async def _finish(self, topic: TopicInfo, known: PulsarTopic) -> None:
+    async def _finish(self, topic_id: UUID, full_name: str) -> None:
         """Set the policies of a new topic as soon as Pulsar lets this broker, and tell the other brokers. It tries for
         60 seconds; from then on others may do it, too.
         """
 
         async def finish() -> None:
-            made = await self._with_policies(topic, known)
-            if topic.topic_id in self._pulsar:
-                self._pulsar[topic.topic_id] = made
-                self._brokers.announce(known.full_name)
+            if await self._set_missing_policies(topic_id):
+                self._brokers.announce(full_name)
 
         end = self._context.loop.time() + ABANDONED_SECONDS
         backoff = Backoff(0.5, 5.0)
         while self._context.loop.time() < end:
             await asyncio.sleep(backoff.next())
-            if topic.topic_id not in self._pulsar:
+            if topic_id not in self._pulsar:
                 return  # it was deleted
             try:
-                await self.in_turn(known.full_name, finish)
+                await self.in_turn(full_name, finish)
                 return
             except (PulsarError, KopError) as error:
-                log.info("topic %s has not all of its policies yet: %s; trying again", topic.name, error)
+                log.info("topic %s has not all of its policies yet: %s; trying again", full_name, error)
 
     async def until_made(self, topic_id: UUID) -> None:
         """Wait until a new topic has its policies: nobody may load its partitions before. LEADER_NOT_AVAILABLE if that
@@ -399,11 +398,23 @@ class PulsarTopics(TopicTable):
             return error.code == "NotFound"
         return True
 
-    async def _with_policies(self, topic: TopicInfo, known: PulsarTopic) -> PulsarTopic:
+    async def _set_policies(self, topic: TopicInfo, known: PulsarTopic) -> None:
+        """Set all policies of a new topic, and note in Pulsar that it has them. PulsarError if Pulsar refuses it."""
         await self._apply_policies(topic, known)
         await self._context.admin.remove_property(known.full_name, UNFINISHED_PROPERTY)
-        rest = {key: value for key, value in known.properties.items() if key != UNFINISHED_PROPERTY}
-        return replace(known, properties=rest)
+
+    async def _set_missing_policies(self, topic_id: UUID) -> bool:
+        """Set the policies of a topic that is known to lack some, by its configs of now, in its turn. Return true if
+        that was done, false if it is gone or has them. PulsarError if Pulsar refuses it.
+        """
+        topic, known = self._by_id.get(topic_id), self._pulsar.get(topic_id)
+        if topic is None or known is None or UNFINISHED_PROPERTY not in known.properties:
+            return False
+        await self._set_policies(topic, known)
+        now = self._pulsar.get(topic_id)
+        if now is not None:  # the properties that others set meanwhile stay
+            self._pulsar[topic_id] = _finished(now)
+        return now is not None
 
     async def _apply_policies(
         self, topic: TopicInfo, known: PulsarTopic, before: TopicInfo | None = None, named: Collection[str] = ()
@@ -430,12 +441,11 @@ class PulsarTopics(TopicTable):
                 continue
             try:
                 async with self._turns.setdefault(known.full_name, asyncio.Lock()):
-                    if (topic := self._by_id.get(topic_id)) is not None:
-                        self._pulsar[topic_id] = await self._with_policies(topic, known)
+                    if await self._set_missing_policies(topic_id):
                         log.info(
                             "topic %s had not all of its policies, since the broker that made it died or Pulsar did "
                             "not answer it: they are set now",
-                            topic.name,
+                            known.full_name,
                         )
             except (PulsarError, KopError) as error:
                 if self._context.faults.takes(error):
@@ -506,7 +516,7 @@ class PulsarTopics(TopicTable):
         doing = f"cannot add partitions to topic {topic.name!r}"
         await self._ask(doing, self._context.admin.grow(known.full_name, partitions))
         grown = replace(topic, partitions=partitions)
-        self._put(topic, grown, known)
+        self._put(topic, grown, self.pulsar(topic_id))  # the properties that others set meanwhile stay
         self._brokers.announce(known.full_name)
         return grown
 
@@ -788,6 +798,7 @@ class PulsarTopics(TopicTable):
         if named is None:
             return None
         name, internal = named
+        before = self._known(full_name)
         try:
             partitions, raw = await self._ids.metadata(full_name)
             plain = partitions == 0
@@ -799,6 +810,9 @@ class PulsarTopics(TopicTable):
             if error.code in {"NotFound", "TopicNotFound"}:
                 return None
             raise
+        if before is not None and (now := self._known(full_name)) is not None:
+            # What this broker set meanwhile stays: the answer may be older.
+            properties = {**properties, **dict(now.properties.items() - before.properties.items())}
         topic_id, configs = id_of(properties), configs_of(properties)
         if topic_id is None or configs is None:
             raise PulsarError(
@@ -889,3 +903,9 @@ class PulsarTopics(TopicTable):
         del self._pulsar[topic.topic_id]
         self._logs.remove(topic.topic_id)
         self._tell(topic, None)
+
+
+def _finished(known: PulsarTopic) -> PulsarTopic:
+    """Return a topic that has all of its policies, but for that as `known`."""
+    rest = {key: value for key, value in known.properties.items() if key != UNFINISHED_PROPERTY}
+    return replace(known, properties=rest)

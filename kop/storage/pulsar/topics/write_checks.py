@@ -76,8 +76,10 @@ class OncePerTopic:
         await self._ask(topic_id, first)
 
     def _ended(self, topic_id: UUID, task: asyncio.Task[None]) -> None:
-        if task.cancelled() or task.exception() is not None:  # all callers may have been cancelled
-            self._asked.pop(topic_id, None)
+        failed = task.cancelled() or task.exception() is not None  # all callers may have been cancelled
+        asked = self._asked.get(topic_id)
+        if failed and asked is not None and asked[1] is task:  # else it was asked again meanwhile
+            del self._asked[topic_id]
 
     def forget(self, topic_id: UUID) -> None:
         """Forget the answer about a topic that is gone."""
