@@ -253,8 +253,9 @@ def _changed(
     kind: str, what: str, mesh: str, part: str, as_json: bool, connection: tuple[str, str | None, str]
 ) -> None:
     """Ask for a change (`kind`: start, stop or restart) of an existing mesh or of its `part`, and print `what` has
-    become of it. After a stop, wait at most 40 s until a driver has carried it out; else tell if the mesh has no
-    driver. A mesh that is not there, a refusal, and a stop that takes longer end the command with one line.
+    become of it. After a stop, wait first, at most 40 s, until the driver has carried it out; without a driver do not
+    wait. After a start or restart, do not wait, but print a note if the mesh has no driver. A mesh that is not there,
+    a refusal, and a stop that takes longer end the command with one line.
     """
     name, server = name_of(mesh), asked_server(*connection)
     with _requests(server) as asking:
