@@ -408,9 +408,9 @@ class Instance:
             self._reader.wake()
 
     def _starts(self, reader: ReadClient, positions: Offsets) -> Offsets:
-        """Return these positions, each moved up to the first record of its partition that is still there. They are for a
-        function with windows: after a restart these wait until records that were read before are read again, and would
-        wait in vain for those that retention has removed.
+        """Return these positions, each moved up to the first record of its partition that is still there. They are for
+        a function with windows: after a restart these wait until records that were read before are read again, and
+        would wait in vain for those that retention has removed.
         """
         first = reader.list_offsets(dict.fromkeys(positions, EARLIEST), READ_COMMITTED)
         return {partition: max(offset, first[partition]) for partition, offset in positions.items()}
