@@ -19,7 +19,6 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NoReturn, TextIO, TypeVar
 
 import click
@@ -167,12 +166,12 @@ def _remember_connection(context: click.Context, _: click.Parameter, value: str 
     if value is None or context.resilient_parsing:
         return
     from kop.client.errors import ClientError
-    from kop.client.properties import connection, parse_properties
+    from kop.client.properties import connection, read_properties
 
     try:
-        properties = parse_properties(Path(value).read_text())
+        properties = read_properties(value)
         made = connection({"bootstrap.servers": DEFAULT_BOOTSTRAP} | properties, client_id())
-    except (ClientError, UnicodeDecodeError) as error:
+    except ClientError as error:
         raise CliUsageError(f"{value}: {error}") from None
     if made.unused:
         note(f"{value}: {', '.join(made.unused)} has nothing to do with a connection, and no effect")

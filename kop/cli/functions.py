@@ -209,12 +209,12 @@ def read_connection(bootstrap: str, client_config: str | None) -> tuple[dict[str
     property is wrong; the command ends if no server accepts a connection.
     """
     from kop.client.errors import ClientError
-    from kop.client.properties import connection, parse_properties
+    from kop.client.properties import connection, read_properties
 
     given = {"bootstrap.servers": ",".join(servers(bootstrap))}
     try:
         if client_config is not None:
-            given |= parse_properties(Path(client_config).read_text())
+            given |= read_properties(client_config)
         made = connection(given, client_id())
     except ClientError as error:
         where = "" if client_config is None else f"{client_config}: "

@@ -106,8 +106,15 @@ def given_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_file(path: str | None) -> tuple[str, str] | None:
-    """Return text and name of the file with a definition; None if no file is named."""
-    return None if path is None else (Path(path).read_text(), path)
+    """Return text and name of the file with a definition; None if no file is named. A usage error if it is not
+    UTF-8.
+    """
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text(encoding="utf-8"), path
+    except UnicodeDecodeError as error:
+        raise CliUsageError(f"{path}: is no text in UTF-8: {error.reason} at byte {error.start}") from None
 
 
 # -- which function
@@ -202,7 +209,7 @@ def read_token(path: str | None) -> str | None:
     """Return the token in a file; None if no file is named. A usage error if the file holds no token of one line."""
     if path is None:
         return None
-    token = Path(path).read_text().strip()
+    token = Path(path).read_text(encoding="ascii", errors="replace").strip()
     if not token or not token.isascii() or not token.isprintable():
         raise CliUsageError(f"{path} must hold a token, one line of printable letters")
     return token

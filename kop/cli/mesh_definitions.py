@@ -88,29 +88,32 @@ def checked_mesh(
 
 def name_of(mesh: str) -> str:
     """Return the full name of a mesh, which may be given by its file or by its name; a name without tenant and
-    namespace is one of public/default. A usage error if the file has mistakes, or a name that ends as a file's is none.
+    namespace is one of public/default. A usage error if the file has mistakes, a name that ends as a file's is none, or
+    it is neither a file nor a name.
     """
     from kop.functions.topics import TopicNames
     from kop.mesh import records
-    from kop.mesh.file import read_mesh
+    from kop.mesh.file import read_mesh, text_of
     from kop.mesh.nodes import MeshError
 
     if Path(mesh).is_file():
         try:
-            return read_mesh(Path(mesh).read_text(), mesh, TopicNames(has_namespaces=True)).full_name
+            return read_mesh(text_of(mesh), mesh, TopicNames(has_namespaces=True)).full_name
         except MeshError as error:
             raise CliUsageError(str(error)) from None
     if mesh.endswith((".yaml", ".yml")):
         raise CliUsageError(f"{mesh}: there is no such file")
+    if mesh.count("/") not in {0, 2} or not all(mesh.split("/")):
+        raise CliUsageError(f"{mesh!r} is no name of a mesh, which is NAME or TENANT/NAMESPACE/NAME, and no file")
     return records.full_name(mesh)
 
 
 def _read_file(file: str, names: TopicNames) -> tuple[Mesh, str]:
-    from kop.mesh.file import read_mesh
+    from kop.mesh.file import read_mesh, text_of
     from kop.mesh.nodes import MeshError
 
-    text = Path(file).read_text(encoding="utf-8")
     try:
+        text = text_of(file)
         return read_mesh(text, file, names), text
     except MeshError as error:
         raise CliUsageError(str(error)) from None
@@ -250,8 +253,9 @@ def _changed(
     kind: str, what: str, mesh: str, part: str, as_json: bool, connection: tuple[str, str | None, str]
 ) -> None:
     """Ask for a change (`kind`: start, stop or restart) of an existing mesh or of its `part`, and print `what` has
-    become of it. After a stop, wait at most 40 s until a driver has carried it out; else tell if the mesh has no
-    driver. A mesh that is not there, a refusal, and a stop that takes longer end the command with one line.
+    become of it. After a stop, wait first, at most 40 s, until the driver has carried it out; without a driver do not
+    wait. After a start or restart, do not wait, but print a note if the mesh has no driver. A mesh that is not there,
+    a refusal, and a stop that takes longer end the command with one line.
     """
     name, server = name_of(mesh), asked_server(*connection)
     with _requests(server) as asking:
@@ -305,7 +309,8 @@ start = _state_change(
     "start",
     "started",
     "Let a mesh run again that was stopped, or one part.",
-    "Start a mesh that was stopped, with all parts, wherever its driver waits; with PART that part alone.",
+    """Start a mesh that was stopped, with all parts, wherever its driver waits; with PART that part alone, if the mesh
+    is not stopped as a whole.""",
 )
 stop = _state_change(
     "stop",

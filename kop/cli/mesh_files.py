@@ -142,12 +142,13 @@ def check_file(
 
 def _draft(file: str, server: AskedServer | None) -> Draft:
     from kop.functions.topics import TopicNames
-    from kop.mesh.file import draft_of
+    from kop.mesh.file import draft_of, text_of
+    from kop.mesh.nodes import MeshError
 
     try:
-        text = Path(file).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise CliUsageError(f"{file}: is no text in UTF-8: {error.reason} at byte {error.start}") from None
+        text = text_of(file)
+    except MeshError as error:
+        raise CliUsageError(str(error)) from None
     return draft_of(text, file, TopicNames(has_namespaces=True) if server is None else server.topic_names)
 
 

@@ -70,13 +70,23 @@ def parse_properties(text: str) -> dict[str, str]:
     return properties
 
 
+def read_properties(path: str | Path) -> dict[str, str]:
+    """Return the properties of a file. OSError if it cannot be read, PropertyError if it is not UTF-8, or a line is
+    malformed.
+    """
+    try:
+        return parse_properties(Path(path).read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise PropertyError(f"the properties are no text in UTF-8: {error.reason} at byte {error.start}") from None
+
+
 def properties_of_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the properties of the connection that commands have without options: those of the file that
     KOP_CLIENT_CONFIG names, if it is set. If the file has no bootstrap.servers, that is KOP_BOOTSTRAP, or else
-    127.0.0.1:9092. OSError if the file cannot be read, PropertyError if a line of it is malformed.
+    127.0.0.1:9092. OSError if the file cannot be read, PropertyError if it is not UTF-8, or a line of it is malformed.
     """
     path = environment.get("KOP_CLIENT_CONFIG", "")
-    properties = parse_properties(Path(path).read_text()) if path else {}
+    properties = read_properties(path) if path else {}
     return {"bootstrap.servers": environment.get("KOP_BOOTSTRAP") or DEFAULT_SERVER} | properties
 
 

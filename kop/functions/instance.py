@@ -416,8 +416,9 @@ class Instance:
             self._reader.wake()
 
     def _starts(self, reader: ReadClient, positions: Offsets) -> Offsets:
-        """Return these positions, each moved up to the first record of its partition that is still there. No window
-        waits for records before that one.
+        """Return these positions, each moved up to the first record of its partition that is still there. They are for
+        a function with windows: after a restart these wait until records that were read before are read again, and
+        would wait in vain for those that retention has removed.
         """
         first = reader.list_offsets(dict.fromkeys(positions, EARLIEST), READ_COMMITTED)
         return {partition: max(offset, first[partition]) for partition, offset in positions.items()}
@@ -536,7 +537,8 @@ def read_secrets(spec: FunctionSpec) -> dict[str, str]:
     secrets: dict[str, str] = {}
     for name, place in spec.secrets.items():
         try:
-            secrets[name] = os.environ[place.env] if place.env else Path(place.file).read_text().rstrip("\r\n")
+            text = os.environ[place.env] if place.env else Path(place.file).read_text(encoding="utf-8").rstrip("\r\n")
+            secrets[name] = text
         except KeyError:
             raise ClientError(f"set the variable {place.env}: it has the secret {name}") from None
         except (OSError, UnicodeDecodeError) as error:

@@ -77,9 +77,9 @@ def _made(mesh: MeshDefinition, offset: int, request: Request) -> MeshDefinition
 
 def _switched(offset: int, request: Request, there: MeshDefinition) -> MeshDefinition:
     """Return the mesh as a stop, start or restart makes it. Without a part, a stop stops the mesh, and the others start
-    it with all parts; with one, a stop or start concerns that part alone, and a restart starts the mesh, too, if it is
-    stopped. After a restart the part, or all, begin anew. _RefusedError for another kind of request, or if the mesh has
-    no such part.
+    it with all parts; with one, the request concerns that part alone. After a restart the part, or all, begin anew.
+    _RefusedError for another kind of request, if the mesh has no such part, and for the start or restart of a part if
+    the mesh is stopped.
     """
     if request.kind not in {"stop", "start", "restart"}:
         raise _RefusedError(WRONG, f"there is no such request for a mesh: {request.kind}")
@@ -90,10 +90,12 @@ def _switched(offset: int, request: Request, there: MeshDefinition) -> MeshDefin
         if request.part:
             return replace(there, stopped=there.stopped | {request.part})
         return replace(there, is_stopped=True)
-    started = replace(there, stopped=there.stopped - {request.part} if request.part else frozenset())
-    if request.kind == "start":
-        return started if request.part else replace(started, is_stopped=False)
-    return replace(started, is_stopped=False, restarts={**there.restarts, request.part: offset})
+    if request.part and there.is_stopped:
+        told = f"kop mesh start {there.name} starts it with all parts"
+        raise _RefusedError(LOST, f"{there.name} is stopped as a whole: {told}")
+    stopped = there.stopped - {request.part} if request.part else frozenset()
+    restarts = {**there.restarts, request.part: offset} if request.kind == "restart" else there.restarts
+    return replace(there, is_stopped=False, stopped=stopped, restarts=restarts)
 
 
 def _part_names(mesh: MeshDefinition) -> set[str]:

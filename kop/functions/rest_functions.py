@@ -99,7 +99,7 @@ class FunctionPaths:
         if request.headers.get("User-Agent", "").startswith("Pulsar"):
             config = shapes.config_of_pulsar_tools(config, is_update=is_update)
         for field in ("tenant", "namespace", "name"):
-            if config.get(field) not in {None, "", request.match_info[field]}:
+            if config.get(field) not in (None, "", request.match_info[field]):
                 raise RestError(400, f"the {field} is {config[field]}, and the path names {request.match_info[field]}")
             config.pop(field, None)
             if not is_update:

@@ -66,10 +66,10 @@ log = logging.getLogger(__name__)
 
 
 def list_offsets(gw: Gateway, ctx: Context, request: Any) -> Any:
-    """Answer ListOffsets, each partition on its own; the same partition twice in one request is INVALID_REQUEST for it.
+    """Answer ListOffsets, each partition with its own error; one that is in a request twice gets INVALID_REQUEST.
 
-    The start or end of a log that this broker alone writes is answered at once, without a task; all else after storage
-    was asked.
+    The start and end of a log that this broker alone writes are known in memory. If no partition needs more, the
+    response is returned at once; else an `InTask`, which asks storage for the others and answers all together.
     """
     committed = reads_committed(request.isolation_level)
     known: dict[_Key, _Answer] = {}

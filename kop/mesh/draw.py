@@ -22,7 +22,7 @@ from kop.mesh.spec import FunctionPart, Mesh, Outline, Part
 
 Shape: TypeAlias = Literal["function", "source", "sink", "query", "topic", "private"]
 Edge: TypeAlias = tuple[str, str]
-"""A topic and a part that reads it, or a part and a topic that it writes."""
+"""A topic and a part that reads it."""
 
 _GAP: Final = 18.0
 """Between nodes of a column."""
@@ -99,9 +99,9 @@ class Picture:
 
 
 def draw(mesh: Mesh, plan: MeshPlan, flows: Mapping[Edge, Flow] | None = None, *, title: str = "") -> str:
-    """Return a mesh as the text of an SVG. `flows` has the traffic of its edges now: that of what a part reads is told
-    in the part's box, and the rate of what parts write in the topic's box; an edge without traffic has no such text.
-    `title` is for those who cannot see the picture, by default the mesh's full name.
+    """Return a mesh as the text of an SVG. `flows` has the traffic of its edges now, which is told in the box of the
+    part that reads; an edge without traffic has no such text. `title` is for those who cannot see the picture, by
+    default the mesh's full name.
     """
     picture = picture_of(mesh, plan, flows)
     return _svg(picture, title or f"The mesh {mesh.full_name}", _told(mesh, plan))
@@ -235,13 +235,6 @@ class _Layout:
         details = ["private"] if component is not None else []
         if topic in self._mesh.external_writers:
             details.append("others write it")
-        rates = [
-            flow.rate
-            for name in self._graph.writers[topic]
-            if (flow := self._flows.get((name, topic))) and flow.rate is not None
-        ]
-        if rates:
-            details.append(f"{_number(sum(rates))}/s")
         return _sized("topic" if component is None else "private", topic, details)
 
     def _flow(self, edge: Edge) -> str:

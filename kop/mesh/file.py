@@ -73,6 +73,15 @@ class Draft:
     """True if the code of functions cannot be looked at: it is not in Python."""
 
 
+def text_of(path: str | Path) -> str:
+    """Return the text of a mesh's file. MeshError if it is not UTF-8."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise MeshError(str(path), [Mistake(line, f"is no text in UTF-8: {error.reason}")]) from None
+
+
 def read_mesh(text: str, path: str | Path, topic_names: TopicNames = HOME) -> Mesh:
     """Return the mesh of a file's text, each part of it checked by itself. MeshError with every mistake, if there are
     any.
@@ -278,11 +287,10 @@ class _Reader:
             line, node = section.fields["views"]
             if not isinstance(node, yaml.MappingNode):
                 section.wrong(line, "views: must be fields, TABLE: {OPTION: VALUE}")
-            inner = Section(node, f"{section.place}: views", Mistakes(), [name for name, _, _ in items_of(node)])
-            for table, (at, _) in inner.fields.items():
+            for table, at, given in items_of(node):
                 if table not in tables:
                     section.wrong(at, f"views.{table}: sql names no such table{near(table, tables)}")
-                said[table] = at, inner.options(table)
+                said[table] = at, section.options_of(f"views.{table}", at, given)
         views: dict[str, View] = {}
         for table in tables:
             line, options = said.get(table, (section.line_at("sql"), {}))

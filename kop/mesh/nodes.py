@@ -268,11 +268,13 @@ class Section:
         """Return the fields of a field as names and texts, null as an empty text; empty if the field is not there.
         Values that are no texts are left out, and noted as mistakes.
         """
-        if name not in self.fields:
-            return {}
-        line, node = self.fields[name]
+        return self.options_of(name, *self.fields[name]) if name in self.fields else {}
+
+    def options_of(self, name: str, line: int, node: yaml.Node) -> dict[str, str]:
+        """Return the fields of a value as `options` does; `name` is the path to it. Null has no fields."""
         if not isinstance(node, yaml.MappingNode):
-            self.wrong(line, f"{name}: must be fields, NAME: VALUE")
+            if not is_null(node):
+                self.wrong(line, f"{name}: must be fields, NAME: VALUE")
             return {}
         options: dict[str, str] = {}
         for key, at, value in items_of(node):

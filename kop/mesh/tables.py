@@ -17,9 +17,9 @@ _TOKEN: Final = re.compile(
       | (?P<other>\S)""",
     re.VERBOSE | re.DOTALL,
 )
-_ENDS: Final = {"where", "group", "order", "having", "limit", "union", "intersect", "except", "window", "on", "using"}
+_ENDS: Final = {"where", "group", "order", "having", "limit", "union", "intersect", "except", "window", "by", "select"}
 """Words that end a list of tables."""
-_BEFORE_A_NAME: Final = {"lateral", "values", "select", "table"}
+_BEFORE_A_NAME: Final = {"lateral", "table"}
 
 
 def tables_of(sql: str) -> tuple[str, ...]:
@@ -38,10 +38,12 @@ def tables_of(sql: str) -> tuple[str, ...]:
     index = 0
     while index < len(tokens):
         kind, token = tokens[index]
-        word = token.lower() if kind == "word" else ""
+        before = tokens[index - 1][1].lower() if index else ""
+        word = token.lower() if kind == "word" and before != "." else ""
         if token == "(":
             depth += 1
-            expects = False
+            if expects:
+                lists.append(depth)
         elif token == ")":
             depth -= 1
             while lists and lists[-1] > depth:
@@ -53,7 +55,10 @@ def tables_of(sql: str) -> tuple[str, ...]:
             expects = True
         elif token == "," and lists and lists[-1] == depth:
             expects = True
-        elif word in _ENDS | {"select"}:
+        elif expects and word == "values":
+            index = _end_of_rows(tokens, index)
+            expects = False
+        elif word in _ENDS or (expects and word == "with") or (word == "view" and before == "lateral"):
             while lists and lists[-1] >= depth:
                 lists.pop()
             expects = False
@@ -74,6 +79,15 @@ def _name(tokens: list[tuple[str | None, str]], index: int) -> tuple[str, int]:
         name += f".{_unquoted(tokens[index + 2][1])}"
         index += 2
     return name, index
+
+
+def _end_of_rows(tokens: list[tuple[str | None, str]], index: int) -> int:
+    """Return the index of the last token of the rows in parentheses behind the VALUES at `index`."""
+    depth = 0
+    while index + 1 < len(tokens) and (depth or tokens[index + 1][1] in {"(", ","}):
+        index += 1
+        depth += {"(": 1, ")": -1}.get(tokens[index][1], 0)
+    return index
 
 
 def _unquoted(token: str) -> str:

@@ -214,6 +214,19 @@ def _renamed(node: yaml.Node, names: Mapping[str, str]) -> yaml.Node:
     )
 
 
+def _with_option(
+    items: Sequence[tuple[yaml.Node, yaml.Node]], name: yaml.Node, value: yaml.Node
+) -> list[tuple[yaml.Node, yaml.Node]]:
+    """Return the fields of a mesh with an option in their kopOptions; one of this name that is there stays."""
+    others = [item for item in items if _text_of(item[0]) != "kopOptions"]
+    given = next((item[1] for item in items if _text_of(item[0]) == "kopOptions" and not is_null(item[1])), None)
+    if given is None:
+        given = _mapping([], value)
+    if isinstance(given, yaml.MappingNode):
+        given = _mapping([*given.value, (name, value)], given)
+    return [*others, (_scalar("kopOptions", given), given)]
+
+
 # -- Function Mesh
 
 
@@ -267,7 +280,9 @@ class _Objects:
                 continue
             items.append((yaml.ScalarNode(_TEXT, name, value.start_mark, value.end_mark), value))
         items += self._of_first(spec)
-        items += self._of_config(nodes, kinds)
+        url = self._admin_url(nodes, kinds)
+        if url is not None:
+            items = _with_option(items, _scalar("pulsar.admin.url", url), url)
         notes = [
             f"line {min(names.values())}: {whose} fields are left out: {', '.join(names)}"
             for whose, names in self._ignored.items()
@@ -286,10 +301,10 @@ class _Objects:
         ]
         return [(_scalar(name, value), value) for name, value in dict(reversed(given)).items()]
 
-    def _of_config(self, nodes: Sequence[yaml.Node], kinds: Sequence[str]) -> list[tuple[yaml.Node, yaml.Node]]:
-        """Return the field kopOptions with the admin address in the ConfigMaps that parts refer to, in a list; an empty
-        list if there is none. Parts have to be translated before: that notes what they refer to. Notes a mistake if a
-        ConfigMap is not in the file, or two have different addresses; their other data is left out, and told.
+    def _admin_url(self, nodes: Sequence[yaml.Node], kinds: Sequence[str]) -> yaml.Node | None:
+        """Return the admin address in the ConfigMaps that parts refer to; None if there is none. Parts have to be
+        translated before: that notes what they refer to. Notes a mistake if a ConfigMap is not in the file, or two have
+        different addresses; their other data is left out, and told.
         """
         maps = {
             _text_of(_fields(_fields(node).get("metadata")).get("name")): node
@@ -310,10 +325,7 @@ class _Objects:
             for field_name, node in data.items():
                 if field_name != "webServiceURL":
                     self._ignore("Pulsar's client's", f"{name}.{field_name}", line_of(node))
-        if url is None:
-            return []
-        options = _mapping([(_scalar("pulsar.admin.url", url), url)], url)
-        return [(_scalar("kopOptions", url), options)]
+        return url
 
     def _ignore(self, whose: str, name: str, line: int) -> None:
         owner = {"Kubernetes": "Kubernetes'", "JVM": "the JVM's"}.get(whose, whose)
@@ -358,8 +370,9 @@ class _Objects:
         flat = self._flat(node, FUNCTION, place, set())
         language = flat.pop("genericRuntime.language", None)
         file = flat.pop("genericRuntime.functionFile", None)
-        if language is not None and _text_of(language[1]).lower() == "python" and file is not None:
-            flat.setdefault("python.py", file)
+        if language is not None and _text_of(language[1]).lower() == "python":
+            if file is not None:
+                flat.setdefault("python.py", file)
         elif language is not None:
             self._mistakes.add(
                 language[0], f"{place}: genericRuntime: functions in {_text_of(language[1])} are not run"

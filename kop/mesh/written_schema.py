@@ -33,8 +33,33 @@ _SYNONYMS: Final = {
 _TEXTS: Final = ("STRING", "BINARY")
 _AVRO_PRIMITIVES: Final = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 _AVRO_MEANS: Final = ("logicalType", "precision", "scale", "size", "symbols")
-_JSON_SAYS: Final = ("$schema", "$id", "title", "description", "examples", "$comment")
+_JSON_SAYS: Final = {
+    "$schema",
+    "$id",
+    "$comment",
+    "title",
+    "description",
+    "examples",
+    "default",
+    "deprecated",
+    "readOnly",
+    "writeOnly",
+}
 """The names in a JSON Schema that say nothing of values."""
+_JSON_NAMED: Final = {
+    "properties",
+    "patternProperties",
+    "$defs",
+    "definitions",
+    "dependencies",
+    "dependentSchemas",
+    "dependentRequired",
+}
+"""The names in a JSON Schema of schemas that have names of their own."""
+_JSON_VALUES: Final = {"const", "enum"}
+"""The names in a JSON Schema of what is no schema."""
+_JSON_SETS: Final = {"required", "enum", "type", "allOf", "anyOf", "oneOf"}
+"""The names in a JSON Schema of lists whose order means nothing."""
 
 
 @dataclass(frozen=True)
@@ -261,15 +286,25 @@ def _of_json_schema(schema: Any) -> WrittenSchema:
     return WrittenSchema("json", "", "JSON Schema", shown, _canonical(bare))
 
 
-def _without_words(value: Any, *, is_schema: bool = True) -> Any:
-    """Return a JSON Schema without what is for people alone. The names in `properties` are those of fields."""
-    if isinstance(value, dict):
-        return {
-            name: _without_words(inner, is_schema=not is_schema or name != "properties")
-            for name, inner in value.items()
-            if not is_schema or name not in _JSON_SAYS
-        }
-    return [_without_words(inner) for inner in value] if isinstance(value, list) else value
+def _without_words(schema: Any) -> Any:
+    """Return a JSON Schema, or a list of some, without what is for people alone, and with lists in one order if their
+    order means nothing.
+    """
+    if isinstance(schema, list):
+        return [_without_words(member) for member in schema]
+    if not isinstance(schema, dict):
+        return schema
+    bare: dict[str, Any] = {}
+    for name, given in schema.items():
+        if name in _JSON_SAYS:
+            continue
+        if name in _JSON_NAMED and isinstance(given, dict):
+            bare[name] = {inner: _without_words(member) for inner, member in given.items()}
+        else:
+            bare[name] = given if name in _JSON_VALUES else _without_words(given)
+        if name in _JSON_SETS and isinstance(given, list):
+            bare[name] = sorted(bare[name], key=_canonical)
+    return bare
 
 
 def _json_words(schema: Any) -> str:

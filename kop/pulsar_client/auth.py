@@ -277,7 +277,7 @@ def _key_file(path: str) -> dict[str, str]:
     ValueError if the file cannot be read or holds no JSON object.
     """
     try:
-        content = json.loads(Path(path).read_text())
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"oauth2: cannot read {path}: {error.strerror}") from None
     except ValueError:
@@ -296,7 +296,7 @@ def _path(text: str) -> str:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "no text"
         raise PulsarError("AuthFailed", f"token file {path}: {reason}", retriable=True) from None

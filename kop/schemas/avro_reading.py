@@ -26,7 +26,8 @@ from kop.schemas.errors import BadRecordError, UnresolvableError
 Read = Callable[[bytes, int], int]
 
 _CUT: Final = "it is cut short"
-_WIDE: Final = Context(prec=100)
+WIDE: Final = Context(prec=100)
+"""The context for decimals of columns: Python's own rounds to 28 digits."""
 PROMOTED: Final = {
     "int": ("long", "float", "double"),
     "long": ("float", "double"),
@@ -46,7 +47,7 @@ class AvroReader:
 
     def __init__(self, writer: AvroType, reader: AvroType) -> None:
         self.kind = arrow_type(reader)
-        self._into = builder(self.kind)
+        self._into: Builder = builder(self.kind)
         self._read = _resolve(writer, reader, self._into, "")
 
     def decode(self, records: Sequence[bytes], start: int = 0) -> tuple[pa.Array, dict[int, str]]:
@@ -73,6 +74,24 @@ class AvroReader:
             into.add_null()
             failures[row] = reason
         return into.finish(), failures
+
+
+class AvroChecker(AvroReader):
+    """The reader of records of one schema into a column that has nothing but nulls: it tells which records are
+    malformed, also if the schema has a record that holds itself, which no column can have.
+    """
+
+    def __init__(self, schema: AvroType) -> None:
+        self.kind = pa.null()
+        self._into = Leaf(self.kind)
+        skip, add = _skip(schema, {}, texts=True), self._into.add_null
+
+        def read(data: bytes, at: int) -> int:
+            at = skip(data, at)
+            add()
+            return at
+
+        self._read = read
 
 
 # -- numbers
@@ -136,10 +155,13 @@ def _block(data: bytes, at: int, empty: bool) -> tuple[int, int, int | None]:
     return count, at, end
 
 
-def has_no_bytes(schema: AvroType) -> bool:
-    """Return true if no value of a schema takes a byte."""
+def has_no_bytes(schema: AvroType, within: tuple[AvroType, ...] = ()) -> bool:
+    """Return true if no value of a schema takes a byte. `within` are the records around it, which do not count again if
+    it holds them.
+    """
     if schema.kind == "record":
-        return all(has_no_bytes(field.kind) for field in schema.fields if field.kind is not schema)
+        inner = (*within, schema)
+        return all(has_no_bytes(field.kind, inner) for field in schema.fields if field.kind not in inner)
     return schema.kind == "null" or (schema.kind == "fixed" and schema.size == 0)
 
 
@@ -407,7 +429,7 @@ def whole_limits(writer: AvroType, reader: AvroType) -> tuple[int, int, int]:
     elif reader.logical.endswith("-micros"):
         factor = 1000 if writer.logical.endswith("-millis") else 1
     if factor > 1:
-        low, high = -((2**63) // factor), (2**63 - 1) // factor
+        low, high = max(low, -((2**63) // factor)), min(high, (2**63 - 1) // factor)
     return low, high, factor
 
 
@@ -526,7 +548,7 @@ def _decimal(precision: int, scale: int) -> Callable[[bytes], Decimal]:
         number = int.from_bytes(data, signed=True)
         if abs(number) >= most:
             raise BadRecordError(f"a decimal of it has more than {precision} digits")
-        return _WIDE.scaleb(number, -scale)
+        return WIDE.scaleb(number, -scale)
 
     return convert
 
@@ -591,16 +613,16 @@ def plain_value(schema: AvroType, value: Any) -> Any:
 # -- fields that are not wanted
 
 
-def _skip(schema: AvroType, named: dict[str, list[Read]]) -> Read:
+def _skip(schema: AvroType, named: dict[str, list[Read]], *, texts: bool = False) -> Read:
     """Return the function that skips a value of the schema, and returns the position behind it. It checks numbers,
-    indexes and sizes as a reader would, but not the UTF-8 of texts. `named` holds, by name, the functions of records
-    that are made so far, for a record that contains itself.
+    indexes and sizes as a reader would, and with `texts` also the UTF-8 of texts, which else it does not. `named`
+    holds, by name, the functions of records that are made so far, for a record that contains itself.
     """
     if schema.name and schema.kind == "record":
         if schema.name in named:
             return _later(named[schema.name])
         held = named[schema.name] = []
-        steps = [_skip(field.kind, named) for field in schema.fields]
+        steps = [_skip(field.kind, named, texts=texts) for field in schema.fields]
 
         def read(data: bytes, at: int) -> int:
             for step in steps:
@@ -610,7 +632,7 @@ def _skip(schema: AvroType, named: dict[str, list[Read]]) -> Read:
         held.append(read)
         return read
     if schema.kind == "union":
-        branches = [_skip(branch, named) for branch in schema.branches]
+        branches = [_skip(branch, named, texts=texts) for branch in schema.branches]
 
         def read_union(data: bytes, at: int) -> int:
             index, at = _number(data, at)
@@ -620,8 +642,8 @@ def _skip(schema: AvroType, named: dict[str, list[Read]]) -> Read:
 
         return read_union
     if schema.kind in ("array", "map"):
-        return _skip_blocks(schema, _skip(schema.item, named))
-    if schema.kind in ("string", "bytes"):
+        return _skip_blocks(schema, _skip(schema.item, named, texts=texts), texts)
+    if schema.kind in ("string", "bytes") and not (texts and schema.kind == "string"):
         return lambda data, at: _span(data, at)[1]
     if schema.kind == "null":
         return lambda data, at: at
@@ -647,7 +669,7 @@ def _later(held: list[Read]) -> Read:
     return read
 
 
-def _skip_blocks(schema: AvroType, item: Read) -> Read:
+def _skip_blocks(schema: AvroType, item: Read, texts: bool) -> Read:
     with_keys = schema.kind == "map"
     empty = not with_keys and has_no_bytes(schema.item)
 
@@ -658,7 +680,9 @@ def _skip_blocks(schema: AvroType, item: Read) -> Read:
                 return at
             for _ in range(count):
                 if with_keys:
-                    at = _span(data, at)[1]
+                    start, at = _span(data, at)
+                    if texts:
+                        data[start:at].decode()
                 at = item(data, at)
             if end is not None and at != end:
                 raise BadRecordError("a block of it has another size than it says")

@@ -6,6 +6,7 @@ Must not know: bytes of records, registries, pyspark.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ LOGICAL: Final = {
 Avro says: a time of day is its number.
 """
 MAX_PRECISION: Final = 38
+_DEEPEST: Final = 100
+"""The levels that the type of a column may have; Arrow's messages take 64."""
 _NO_DEFAULT: Final = object()
 
 
@@ -95,9 +98,12 @@ def parse(text: str, references: Iterable[str] = ()) -> AvroType:
     itself. SchemaError if the JSON is no valid schema.
     """
     names: dict[str, AvroType] = {}
-    for reference in references:
-        _Parser(names).parse(_json(reference), "")
-    return _Parser(names).parse(_json(text), "")
+    try:
+        for reference in references:
+            _Parser(names).parse(_json(reference), "")
+        return _Parser(names).parse(_json(text), "")
+    except RecursionError:
+        raise SchemaError("the Avro schema is nested too deeply") from None
 
 
 def _json(text: str) -> Any:
@@ -179,7 +185,10 @@ class _Parser:
                 _logical(kind := AvroType(kind.kind), declared)  # some write it beside the type, not into it
             made.fields.append(
                 AvroField(
-                    declared["name"], kind, tuple(declared.get("aliases") or ()), declared.get("default", _NO_DEFAULT)
+                    declared["name"],
+                    kind,
+                    _aliases(declared, f"the field {declared['name']}"),
+                    declared.get("default", _NO_DEFAULT),
                 )
             )
         names = [member.name.lower() for member in made.fields]
@@ -192,9 +201,15 @@ class _Parser:
         name = schema.get("name")
         if not isinstance(name, str) or not name:
             raise SchemaError(f"the Avro schema has {made.kind}s without a name")
-        inner = name.rpartition(".")[0] if "." in name else (schema.get("namespace") or space)
+        inner = schema.get("namespace")
+        if inner is None:
+            inner = space
+        elif not isinstance(inner, str):
+            raise SchemaError(f"the {made.kind} {name} has the namespace {inner!r}, which is no text")
+        if "." in name:
+            inner = name.rpartition(".")[0]
         made.name = name if "." in name or not inner else f"{inner}.{name}"
-        made.aliases = tuple(schema.get("aliases") or ())
+        made.aliases = _aliases(schema, f"the {made.kind} {name}")
         if made.name in self._names:
             raise SchemaError(f"the Avro schema defines {made.name} twice")
         self._names[made.name] = made
@@ -208,6 +223,13 @@ class _Parser:
         return tuple(symbols)
 
 
+def _aliases(schema: dict[str, Any], what: str) -> tuple[str, ...]:
+    aliases = schema.get("aliases") or ()
+    if not isinstance(aliases, (list, tuple)) or not all(isinstance(alias, str) for alias in aliases):
+        raise SchemaError(f"{what} has the aliases {aliases!r}, which are no list of names")
+    return tuple(aliases)
+
+
 def _logical(made: AvroType, schema: dict[str, Any]) -> None:
     """Set in `made` the logical type that the JSON `schema` names, if it is well-formed and allowed for the type that
     it stands on; else leave `made` as it is.
@@ -217,7 +239,7 @@ def _logical(made: AvroType, schema: dict[str, Any]) -> None:
         return
     if logical == "decimal":
         precision, scale = schema.get("precision"), schema.get("scale", 0)
-        if not isinstance(precision, int) or not isinstance(scale, int) or not 0 <= scale <= precision:
+        if type(precision) is not int or type(scale) is not int or not 0 <= scale <= precision:
             return
         if not 1 <= precision <= MAX_PRECISION:
             return
@@ -228,32 +250,36 @@ def _logical(made: AvroType, schema: dict[str, Any]) -> None:
 
 
 def arrow_type(schema: AvroType, *, logical: bool = True) -> pa.DataType:
-    """Return the type of a column of values of a schema, all nullable. SchemaError if a record contains itself.
+    """Return the type of a column of values of a schema, all nullable. SchemaError if a record contains itself, or
+    if it is nested more than 100 levels deep.
 
     Null is a text that is always null. A union of more than one type besides null is a struct of `member0`, `member1`
     and so on, in the order of its branches. Without `logical`, values of logical types are the numbers that encode
     them.
     """
-    return _arrow_type(schema, logical, ())
+    return _arrow_type(schema, (), logical, 0)
 
 
-def _arrow_type(schema: AvroType, logical: bool, within: tuple[str, ...]) -> pa.DataType:
+def _arrow_type(schema: AvroType, within: tuple[str, ...], logical: bool, depth: int) -> pa.DataType:
+    if depth > _DEEPEST:
+        raise SchemaError(f"the Avro schema is nested too deeply, more than {_DEEPEST} levels")
+    below = functools.partial(_arrow_type, logical=logical, depth=depth + 1)
     if schema.kind == "union":
         members = schema.members
         if not members:
             return pa.string()
         if len(members) == 1:
-            return _arrow_type(members[0], logical, within)
-        return pa.struct([(f"member{at}", _arrow_type(member, logical, within)) for at, member in enumerate(members)])
+            return _arrow_type(members[0], within, logical, depth)
+        return pa.struct([(f"member{at}", below(member, within)) for at, member in enumerate(members)])
     if schema.kind == "record":
         if schema.name in within:
             raise SchemaError(f"the record {schema.name} holds itself, which the type of a column cannot")
         inner = (*within, schema.name)
-        return pa.struct([(member.name, _arrow_type(member.kind, logical, inner)) for member in schema.fields])
+        return pa.struct([(member.name, below(member.kind, inner)) for member in schema.fields])
     if schema.kind == "array":
-        return pa.list_(pa.field("element", _arrow_type(schema.item, logical, within)))
+        return pa.list_(pa.field("element", below(schema.item, within)))
     if schema.kind == "map":
-        return pa.map_(pa.string(), _arrow_type(schema.item, logical, within))
+        return pa.map_(pa.string(), below(schema.item, within))
     if logical and schema.logical:
         if schema.logical == "decimal":
             return pa.decimal128(schema.precision, schema.scale)

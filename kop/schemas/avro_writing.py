@@ -15,7 +15,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyarrow import types
 
-from kop.schemas.avro_reading import plain_value
+from kop.schemas.avro_reading import WIDE, plain_value
 from kop.schemas.avro_schema import UTC, AvroType, arrow_type
 from kop.schemas.builders import builder
 from kop.schemas.encoders import Encode, below, entries, grouped, numbers, with_nulls, without_nulls
@@ -216,7 +216,7 @@ def _enum(schema: AvroType, path: str) -> Encode:
 
 def _decimal(schema: AvroType, path: str) -> Encode:
     def encoded_decimal(value: Decimal) -> bytes:
-        number = int(value.scaleb(schema.scale))
+        number = int(WIDE.scaleb(value, schema.scale))
         if schema.kind == "fixed":
             try:
                 return number.to_bytes(schema.size, "big", signed=True)

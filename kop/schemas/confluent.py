@@ -16,6 +16,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from http.client import HTTPException, InvalidURL
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -81,7 +82,12 @@ class ConfluentRegistry:
         self._bases = [base.strip().rstrip("/") for base in access.url.split(",") if base.strip()]
         if not self._bases or not all(re.match(r"https?://[^/@]+(?:/[^@]*)?$", base) for base in self._bases):
             raise SchemaError("set schema.registry.url to http://HOST:PORT of a registry, and a user in its own option")
-        context = ssl.create_default_context(cafile=access.ca_file)
+        try:
+            context = ssl.create_default_context(cafile=access.ca_file)
+        except OSError as error:
+            raise SchemaError(
+                f"set schema.registry.ssl.ca.location to a file of certificates in PEM: {access.ca_file}: {error}"
+            ) from None
         self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _NoRedirects())
         self._headers = {"Accept": CONTENT_TYPE, "Content-Type": CONTENT_TYPE}
         if access.user_info:
@@ -185,25 +191,31 @@ class ConfluentRegistry:
         data = None if body is None else json.dumps(body).encode()
         try:
             request = urllib.request.Request(url, data, self._headers, method=method)
-            with self._opener.open(request, timeout=TIMEOUT) as answer:
-                return json.load(answer)
-        except urllib.error.HTTPError as error:
-            with error:
-                said = _words(error.read())
-            if error.code in (408, 429) or error.code >= 500:
-                raise _Unreachable(f"is answered {error.code}: {said}") from None
-            if error.code == _NOT_THERE:
-                raise UnknownSchemaError(f"the registry has nothing at {path}: {said}") from None
-            advice = (
-                "change the schema, or the subject's compatibility"
-                if error.code == _INCOMPATIBLE
-                else ("mend the schema, or who may use the registry (schema.registry.basic.auth.user.info)")
-            )
-            raise SchemaError(f"{advice}: the registry refuses {method} {path} with {error.code}: {said}") from None
-        except ValueError as error:
+            try:
+                with self._opener.open(request, timeout=TIMEOUT) as answer:
+                    return json.load(answer)
+            except urllib.error.HTTPError as error:
+                with error:
+                    said = _words(error.read())
+                raise _refusal(error.code, said, method, path) from None
+        except (ValueError, InvalidURL) as error:
             raise SchemaError(f"set schema.registry.url to http://HOST:PORT of a registry: {url}: {error}") from None
-        except OSError as error:
+        except (OSError, HTTPException) as error:
             raise _Unreachable(f"fails: {getattr(error, 'reason', None) or error}") from None
+
+
+def _refusal(status: int, said: str, method: str, path: str) -> Exception:
+    """Return the error for a request that is answered by an error's status."""
+    if status in (408, 429) or status >= 500:
+        return _Unreachable(f"is answered {status}: {said}")
+    if status == _NOT_THERE:
+        return UnknownSchemaError(f"the registry has nothing at {path}: {said}")
+    advice = (
+        "change the schema, or the subject's compatibility"
+        if status == _INCOMPATIBLE
+        else "mend the schema, or who may use the registry (schema.registry.basic.auth.user.info)"
+    )
+    return SchemaError(f"{advice}: the registry refuses {method} {path} with {status}: {said}")
 
 
 def _body(schema: Schema, references: Sequence[Reference]) -> dict[str, Any]:

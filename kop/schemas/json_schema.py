@@ -30,26 +30,33 @@ def arrow_type(text: str, references: Mapping[str, str] | None = None) -> pa.Dat
     """
     documents = {name: _loaded(other) for name, other in (references or {}).items()}
     root = _loaded(text)
-    return _Types(documents).of(root, root, ())
+    try:
+        return _Types(documents).of(root, root, ())
+    except RecursionError:
+        raise _too_deep() from None
 
 
 def others(text: str) -> list[str]:
     """Return the names of the other schemas that a JSON Schema refers to, each as often as it does; those that lead
-    back to itself are left out. SchemaError if it is no JSON.
+    back to itself are left out. SchemaError if it is no JSON, or its `$id` no text.
     """
     root = _loaded(text)
-    own = root.get("$id", "") if isinstance(root, dict) else ""
     names = []
 
     def look(at: Any) -> None:
         if isinstance(at, dict) and isinstance(at.get("$ref"), str):
             document = at["$ref"].partition("#")[0]
-            if document and urljoin(own, document) != own:
-                names.append(document)
+            if document:
+                own, full = _addresses(root, document)
+                if full != own:
+                    names.append(document)
         for inner in at.values() if isinstance(at, dict) else at if isinstance(at, list) else ():
             look(inner)
 
-    look(root)
+    try:
+        look(root)
+    except RecursionError:
+        raise _too_deep() from None
     return names
 
 
@@ -58,6 +65,32 @@ def _loaded(text: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise SchemaError(f"the JSON Schema is no JSON: {error}") from None
+    except RecursionError:
+        raise _too_deep() from None
+
+
+def _too_deep() -> SchemaError:
+    return SchemaError("the JSON Schema is nested too deeply")
+
+
+def _addresses(root: Any, document: str) -> tuple[str, str]:
+    """Return the address of a schema, empty if it has none, and that of a document that it refers to. SchemaError if
+    one of them is malformed.
+    """
+    own = root.get("$id", "") if isinstance(root, dict) else ""
+    if not isinstance(own, str):
+        raise SchemaError(f"the JSON Schema has the $id {own!r}, which is no text")
+    try:
+        return own, urljoin(own, document)
+    except ValueError as error:
+        raise SchemaError(f"the JSON Schema {own!r} refers to {document!r}: {error}") from None
+
+
+def _choices(schema: Mapping[str, Any], word: str) -> list[Any]:
+    choices = schema.get(word) or []
+    if not isinstance(choices, list):
+        raise SchemaError(f"the JSON Schema has the {word} {choices!r}, which is no list")
+    return choices
 
 
 class _Types:
@@ -72,7 +105,7 @@ class _Types:
         choices = [
             choice
             for word in ("oneOf", "anyOf")
-            for choice in schema.get(word) or ()
+            for choice in _choices(schema, word)
             if not (isinstance(choice, dict) and choice.get("type") == "null")
         ]
         if choices:
@@ -80,6 +113,8 @@ class _Types:
         kinds = schema.get("type")
         named = [kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind != "null"]
         kind = named[0] if len(named) == 1 else None
+        if kind is not None and not isinstance(kind, str):
+            raise SchemaError(f"the JSON Schema has the type {kind!r}, which is no name of a type")
         if kind is None and kinds is None and "properties" in schema:
             kind = "object"
         if kind == "object":
@@ -89,7 +124,10 @@ class _Types:
             inner = self.of(items, root, within) if isinstance(items, dict) else pa.string()
             return pa.list_(pa.field("element", inner))
         if kind == "string":
-            return _FORMATS.get(schema.get("format", ""), pa.string())
+            form = schema.get("format", "")
+            if not isinstance(form, str):
+                raise SchemaError(f"the JSON Schema has the format {form!r}, which is no text")
+            return _FORMATS.get(form, pa.string())
         return _PLAIN.get(kind or "", pa.string())
 
     def _object(self, schema: Mapping[str, Any], root: Any, within: tuple[str, ...]) -> pa.DataType:
@@ -107,8 +145,7 @@ class _Types:
 
     def _referred(self, name: str, root: Any, within: tuple[str, ...]) -> pa.DataType:
         document, _, pointer = name.partition("#")
-        own = root.get("$id", "") if isinstance(root, dict) else ""
-        full = urljoin(own, document) if isinstance(own, str) else document
+        own, full = _addresses(root, document)
         if document and (full != own or document in self._documents):
             known = next((at for at in (document, full) if at in self._documents), None)
             if known is None:

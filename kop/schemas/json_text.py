@@ -14,7 +14,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal, InvalidOperation
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, InvalidOperation
 from io import BytesIO
 from typing import Any, Final, NoReturn
 
@@ -29,6 +29,8 @@ _MOST_FLOAT: Final = 3.4028234663852886e38
 """The largest number of 32 bits."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
+_EXACT: Final = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX)
+"""The context that rounds nothing: a JSON text may have any number of digits."""
 _INTEGERS: Final = {pa.int8(): 8, pa.int16(): 16, pa.int32(): 32, pa.int64(): 64}
 
 _PLAIN: Final = {pa.bool_(), pa.float64(), pa.string(), *_INTEGERS}
@@ -320,7 +322,7 @@ def _decimal(value: Any, kind: pa.DataType, path: str) -> Decimal:
     number = _as_decimal(value) if not isinstance(value, bool) and isinstance(value, (int, str)) else None
     if number is None:
         raise BadRecordError(f"{path or 'it'} is {_shown(value)}, not a decimal number")
-    stripped = number.normalize() if number else Decimal(0)
+    stripped = number.normalize(_EXACT) if number else Decimal(0)
     _, digits, exponent = stripped.as_tuple()
     assert isinstance(exponent, int)
     if -exponent > kind.scale or len(digits) + exponent > kind.precision - kind.scale:

@@ -25,7 +25,8 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 def encoder(kind: pa.DataType) -> Callable[[pa.Array], list[bytes | None]]:
     """Return the function that writes a column of type `kind` as JSON texts, None for null. That function raises
-    BadRecordError for a value that JSON has not: NaN, infinity, a time beyond the years 1 to 9999. SchemaError if JSON
+    BadRecordError for a value that JSON has not: NaN, infinity, a time or a day beyond the years 1 to 9999.
+    SchemaError if JSON
     has no form for the type.
     """
     inner = _encode(kind, "")
@@ -50,7 +51,7 @@ def _encode(kind: pa.DataType, path: str) -> Encode:
         end = "Z" if kind.tz is not None else ""
         return lambda column: [_time(value, end, path) for value in numbers(column)]
     if types.is_date32(kind):
-        return lambda column: [b'"%s"' % value.isoformat().encode() for value in column.to_pylist()]
+        return lambda column: [_day(value, path) for value in numbers(column)]
     if types.is_binary(kind):
         return lambda column: [b'"' + base64.b64encode(value) + b'"' for value in column.to_pylist()]
     if types.is_decimal(kind):
@@ -76,6 +77,14 @@ def _time(micros: int, end: str, path: str) -> bytes:
     except OverflowError:
         raise BadRecordError(f"{path or 'a row'} is a time beyond the years 1 to 9999") from None
     return f'"{moment.replace(tzinfo=None).isoformat()}{end}"'.encode()
+
+
+def _day(days: int, path: str) -> bytes:
+    try:
+        day = _EPOCH.date() + timedelta(days)
+    except OverflowError:
+        raise BadRecordError(f"{path or 'a row'} is a day beyond the years 1 to 9999") from None
+    return f'"{day.isoformat()}"'.encode()
 
 
 def _struct(kind: pa.DataType, path: str) -> Encode:

@@ -311,26 +311,19 @@ class ProtobufReader:
         _compare(writer, reader, reader.name, set())
         self.kind = arrow_type(reader)
         self._class = GetMessageClass(reader)
-        self._known = {field.number for field in writer.fields}
-        self._ranges = list(writer.extension_ranges)
         self._into = builder(self.kind)
-        self._add = _adder(reader, self._into)
+        self._add = _adder(writer, reader, self._into)
 
     def decode(self, records: Sequence[bytes], start: int = 0) -> tuple[pa.Array, dict[int, str]]:
         """Return a column with a row for each record, and by row the errors of bad records, which are null in it: those
-        that are malformed, or have, outside of nested messages, a field that the writer's message does not have. The
-        encoding of a record begins at its byte `start`.
+        that are malformed, or have a field that the writer's message does not have. The encoding of a record begins at
+        its byte `start`.
         """
         failures: dict[int, str] = {}
         parse, add, into = self._class.FromString, self._add, self._into
         for row, record in enumerate(records):
             try:
-                message = parse(record[start:] if start else record)
-                unknown: Any = unknown_fields.UnknownFieldSet(message)
-                for field in unknown:
-                    if field.field_number not in self._known:
-                        raise BadRecordError(f"it has a field {field.field_number}, which its schema has not")
-                add(message)
+                add(parse(record[start:] if start else record))
                 continue
             except DecodeError:
                 reason = "it is malformed, or cut short"
@@ -418,15 +411,26 @@ def _compare(writer: Descriptor, reader: Descriptor, path: str, seen: set[str]) 
             raise UnresolvableError(f"{below} has another type, which cannot be read as the reader's")
 
 
-def _adder(message: Descriptor, into: Builder) -> Callable[[Any], None]:
-    """Return the function that appends a message of this type to the column `into`. It raises BadRecordError for a time
-    that a column cannot hold.
+def _adder(writer: Descriptor, message: Descriptor, into: Builder) -> Callable[[Any], None]:
+    """Return the function that appends a message of this type, which was written as the `writer` type, to the column
+    `into`. It raises BadRecordError for a field that the writer's type does not have, and for a time that a column
+    cannot hold.
     """
+    known = {field.number for field in writer.fields}
+    unknown_of: Callable[[Any], Any] = unknown_fields.UnknownFieldSet
+
+    def check(value: Any) -> None:
+        unknown = unknown_of(value)
+        for field in unknown if len(unknown) else ():
+            if field.field_number not in known:
+                raise BadRecordError(f"it has a field {field.field_number}, which its schema has not")
+
     if message.full_name == _TIMESTAMP:
         assert isinstance(into, Leaf)
         append = into.values.append
 
         def add_time(value: Any) -> None:
+            check(value)
             made = value.seconds * 1_000_000 + value.nanos // 1000
             if not -(2**63) <= made < 2**63:
                 raise BadRecordError(f"a time of it is {value.seconds} s, beyond what a column holds")
@@ -434,10 +438,14 @@ def _adder(message: Descriptor, into: Builder) -> Callable[[Any], None]:
 
         return add_time
     assert isinstance(into, Structs)
-    adders = [_field_adder(field, inner) for field, inner in zip(message.fields, into.fields, strict=True)]
+    adders = [
+        _field_adder(writer.fields_by_number.get(field.number, field), field, inner)
+        for field, inner in zip(message.fields, into.fields, strict=True)
+    ]
     valid = into.valid.append
 
     def add(value: Any) -> None:
+        check(value)
         for add_field in adders:
             add_field(value)
         valid(True)
@@ -445,11 +453,12 @@ def _adder(message: Descriptor, into: Builder) -> Callable[[Any], None]:
     return add
 
 
-def _field_adder(field: Field, into: Builder) -> Callable[[Any], None]:
+def _field_adder(written: Field, field: Field, into: Builder) -> Callable[[Any], None]:
     name = field.name
     if isinstance(into, Maps):
-        entry = field.message_type.fields_by_name
-        add_key, add_value = _value_adder(entry["key"], into.keys), _value_adder(entry["value"], into.items)
+        old, new = written.message_type.fields_by_name, field.message_type.fields_by_name
+        add_key = _value_adder(old["key"], new["key"], into.keys)
+        add_value = _value_adder(old["value"], new["value"], into.items)
 
         def add_map(value: Any) -> None:
             entries = getattr(value, name)
@@ -461,7 +470,7 @@ def _field_adder(field: Field, into: Builder) -> Callable[[Any], None]:
 
         return add_map
     if isinstance(into, Lists):
-        add_item = _value_adder(field, into.items)
+        add_item = _value_adder(written, field, into.items)
 
         def add_list(value: Any) -> None:
             items = getattr(value, name)
@@ -471,7 +480,7 @@ def _field_adder(field: Field, into: Builder) -> Callable[[Any], None]:
             into.close()
 
         return add_list
-    add_one = _value_adder(field, into)
+    add_one = _value_adder(written, field, into)
     if not field.has_presence:
         return lambda value: add_one(getattr(value, name))
     add_null = into.add_null
@@ -485,9 +494,9 @@ def _field_adder(field: Field, into: Builder) -> Callable[[Any], None]:
     return add_or_null
 
 
-def _value_adder(field: Field, into: Builder) -> Callable[[Any], None]:
+def _value_adder(written: Field, field: Field, into: Builder) -> Callable[[Any], None]:
     if field.cpp_type == _F.CPPTYPE_MESSAGE:
-        return _adder(field.message_type, into)
+        return _adder(written.message_type, field.message_type, into)
     if field.cpp_type == _F.CPPTYPE_ENUM:
         names = {number: value.name for number, value in field.enum_type.values_by_number.items()}
         return lambda value: into.add(names.get(value) or str(value))

@@ -12,21 +12,44 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
+from pyarrow import types
 
 from kop.schemas.avro_compiled import avro_reader
+from kop.schemas.avro_reading import AvroChecker
 from kop.schemas.avro_schema import AvroType, arrow_type
-from kop.schemas.errors import UnresolvableError
+from kop.schemas.errors import SchemaError, UnresolvableError
 from kop.schemas.schema_reader import SchemaReader
 
 Fetch = Callable[[], Mapping[int, AvroType]]
 """A function that returns the versions that there are now."""
 
 
+def _own_reader(schema: AvroType) -> SchemaReader:
+    """Return the reader that tells which records are of a version."""
+    try:
+        return avro_reader(schema, schema)
+    except SchemaError:  # a record that holds itself is no column
+        return AvroChecker(schema)
+
+
+def _as_bits(kind: pa.DataType) -> pa.DataType:
+    """Return a type with whole numbers of the same bits in place of its floating ones, at any depth, as which a column
+    can be viewed: NaN equals nothing, its bits equal themselves.
+    """
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_as_bits(field.type)) for field in kind])
+    if types.is_map(kind):
+        return pa.map_(kind.key_type, _as_bits(kind.item_type))
+    if types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_as_bits(kind.value_type)))
+    return {pa.float32(): pa.int32(), pa.float64(): pa.int64()}.get(kind, kind)
+
+
 class _Version:
     """One version: records of it as rows of the reader's schema, if they can be."""
 
     def __init__(self, writer: AvroType, reader: AvroType) -> None:
-        self._own = avro_reader(writer, writer)
+        self._own = _own_reader(writer)
         self._into: SchemaReader | None = None
         self._reason = ""
         try:
@@ -56,6 +79,7 @@ class VersionsReader:
     def __init__(self, reader: AvroType, fetch: Fetch) -> None:
         self._reader = reader
         self._kind = arrow_type(reader)
+        self._bits = _as_bits(self._kind)
         self._fetch = fetch
         self._versions = self._made(fetch())
 
@@ -83,6 +107,7 @@ class VersionsReader:
         fits none of them.
         """
         decoded = {number: version.decode(records, self._kind) for number, version in self._versions.items()}
+        bits = {number: values.view(self._bits) for number, (values, _, _) in decoded.items()}
         failures: dict[int, str] = {}
         places: list[int | None] = []
         strange = False
@@ -96,10 +121,10 @@ class VersionsReader:
                 failures[row] = f"it fits no version of its schema; by version {number} {wrong.get(row, 'it is none')}"
                 continue
             refused = next((decoded[number][2][row] for number in fitting if row in decoded[number][2]), None)
-            first = decoded[fitting[0]][0]
+            first = bits[fitting[0]]
             if refused is not None:
                 failures[row] = f"version {numbers} of its schema cannot be resolved: {refused}"
-            elif all(first[row].equals(decoded[number][0][row]) for number in fitting[1:]):
+            elif all(first[row].equals(bits[number][row]) for number in fitting[1:]):
                 places[row] = list(decoded).index(fitting[0]) * len(records) + row
             else:
                 failures[row] = f"it fits the versions {numbers} of its schema, and is another row by each"

@@ -47,9 +47,9 @@ class AttemptFencedError(FencedError):
 
 @contextmanager
 def naming_options() -> Iterator[None]:
-    """Turn errors of Kafka clients, inside the block, into errors that name the options of Spark: SinkError for what
-    the user has to mend (in reads as well), AttemptFencedError for a fenced producer, UnreachableError for servers that
-    do not answer. Other errors pass unchanged.
+    """Turn errors of a write's Kafka clients, inside the block, into errors that name the options of Spark: SinkError
+    for what the user has to mend, AttemptFencedError for a fenced producer, UnreachableError for servers that do not
+    answer. Other errors pass unchanged.
     """
     try:
         yield
@@ -65,12 +65,14 @@ def naming_options() -> Iterator[None]:
         raise UnreachableError(in_options(str(error))) from error
 
 
-@naming_options()
 def read_client(settings: Mapping[str, Any], patience_ms: int) -> ReadClient:
     """Return a connected client that reads topics, with kafka-python's `settings`; it tries requests again for up to
     `patience_ms`. Errors of connecting name Spark's options, those of its methods do not.
     """
-    return ReadClient(settings, patience_ms)
+    try:
+        return ReadClient(settings, patience_ms)
+    except UnreachableError as error:
+        raise UnreachableError(in_options(str(error))) from error
 
 
 @naming_options()

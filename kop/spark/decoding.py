@@ -164,8 +164,8 @@ def _imported(name: str) -> Callable[[DecoderRecord], Any]:
 
 
 def _refuse_fractions(value: Any, kind: pa.DataType) -> None:
-    """Raise ValueError if pyarrow would cut off the fraction of a number in `value` to make it a whole one; structs and
-    lists are looked through.
+    """Raise ValueError if pyarrow would cut off the fraction of a number in `value` to make it a whole one; structs,
+    lists and maps are looked through.
     """
     from pyarrow import types  # noqa: PLC0415
 
@@ -182,6 +182,10 @@ def _refuse_fractions(value: Any, kind: pa.DataType) -> None:
     elif types.is_list(kind) and value is not None:
         for item in value:
             _refuse_fractions(item, kind.value_type)
+    elif types.is_map(kind) and value is not None:
+        for key, item in value.items() if isinstance(value, Mapping) else value:
+            _refuse_fractions(key, kind.key_type)
+            _refuse_fractions(item, kind.item_type)
 
 
 def _records(batch: pa.RecordBatch) -> Iterator[DecoderRecord]:

@@ -75,6 +75,10 @@ def take_formats(given: Given, pulsar: PulsarAccess | None, *, writing: bool = F
     columns = {}
     for column, version in (("value", "schemaVersion"), ("key", "keySchemaVersion")):
         chosen = given.take(f"{column}Format", one_of(*FORMATS), "bytes")
+        if chosen in ("bytes", "string"):
+            for name in (f"{column}Schema", f"{column}Message", f"{column}Subject", version):
+                if given.has(name):
+                    raise OptionError(f"set {column}Format to the format of {name}, or leave {name} out")
         made = FormatOptions(
             chosen,
             given.take(f"{column}Schema", _binary if chosen == "protobuf" else _text, ""),
@@ -82,10 +86,6 @@ def take_formats(given: Given, pulsar: PulsarAccess | None, *, writing: bool = F
             given.take(f"{column}Subject", text, ""),
             given.take(version, _version, None),
         )
-        if chosen in ("bytes", "string"):
-            for name, value in ((f"{column}Schema", made.schema), (f"{column}Subject", made.subject)):
-                if value:
-                    raise OptionError(f"set {column}Format to the format of {name}, or leave {name} out")
         if chosen != "bytes":
             columns[column] = made
     registry = None

@@ -44,7 +44,8 @@ def sql(spark: Any, text: str, options: Mapping[str, Any]) -> Any:
             name = _missing(error)
             if name is None or name in made:
                 raise
-            own = {option: str(value) for option, value in dict(options.get(name) or {}).items()}
+            given = options.get(name)
+            own = {option: str(value) for option, value in given.items()} if isinstance(given, Mapping) else {}
             make_view(spark.read, name, {"subscribe": name} | shared | own)
             made.add(name)
 

@@ -136,7 +136,8 @@ def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOption
         transaction_timeout_ms=given.take("kafka.transaction.timeout.ms", whole(1, INT32), 300_000),
     )
     patience = given.take("kafka.delivery.timeout.ms", whole(1), 120_000) / 1000
-    access = pulsar_access(given) if given.has("pulsar.admin.url") and wants_schemas(given) else None
+    typed = wants_schemas(given)
+    access = pulsar_access(given) if given.has("pulsar.admin.url") and typed else None
     formats = take_formats(given, access, writing=True)
     register_schema = given.take("registerSchema", flag, False)
     if register_schema and (formats is None or formats.registry is None):
@@ -148,6 +149,15 @@ def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOption
         for name in ("exactlyOnceTasks", "exactlyOnceId", "exactlyOnceFrom", "exactlyOnceBatch"):
             if given.has(name):
                 raise OptionError(f"set deliveryGuarantee to exactly-once, or leave {name} out")
+    elif given.has("exactlyOnceBatch"):
+        raise OptionError("leave exactlyOnceBatch out: a streaming query numbers its batches")
+    for name in PULSAR_OPTIONS:
+        if given.has(name) and typed:
+            raise OptionError(f"set pulsar.admin.url as well, or leave {name} out")
+        if given.has(name):
+            raise OptionError(
+                f"set valueFormat or keyFormat to a format that has a schema, or leave {name} out: Pulsar has schemas"
+            )
     lowered = {name.lower(): advice for name, advice in REFUSED_HERE.items()}
     for name in given.left():
         if name.lower() in lowered:

@@ -257,9 +257,11 @@ class Broker(Startable):
     # --- start and stop
 
     def start(self) -> Self:
-        """Start serving; returns this broker once clients can connect. OSError if `listen` cannot be bound.
+        """Start serving, and return this broker once clients can connect. OSError if `listen` cannot be bound,
+        RuntimeError if the broker runs already.
 
-        A broker that was stopped begins empty. One of a cluster is on its port again, and finds what the others have.
+        After `stop` it begins empty (`restart` keeps what was there). One of a cluster is on its port again, and finds
+        what the others have.
         """
         __tracebackhide__ = True
         if self._run is not None:

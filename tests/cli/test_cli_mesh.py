@@ -144,6 +144,7 @@ def check_changes(mesh: OnBroker, path: Path) -> None:
     assert f"{NAME}: bang started" in mesh.ok("start", "loud", "bang")
     assert f"{NAME}: stopped" in mesh.ok("stop", "loud")
     assert json.loads(mesh.ok("list", "--json"))[0]["state"] == "stopped"
+    assert f"{NAME} is stopped as a whole: kop mesh start {NAME}" in mesh("start", "loud", "bang").stderr
     assert f"{NAME}: started" in mesh.ok("start", "loud")
     left = left_behind(mesh)
     next(left)

@@ -83,8 +83,31 @@ def test_a_mesh_is_drawn(folder: Path, invoke: Invoke) -> None:
     assert refused.exit_code == 2
     assert "line 2: functions: must be a list" in refused.stderr
     assert invoke("mesh", "draw", path, "--output", str(folder / "no" / "m.svg")).exit_code == 1
-    (folder / "bytes.yaml").write_bytes(b"name: \xff")
-    assert "is no text in UTF-8" in invoke("mesh", "draw", str(folder / "bytes.yaml")).stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("mesh", "get", "FILE"),
+        ("mesh", "draw", "FILE"),
+        ("mesh", "list", "--client-config", "FILE"),
+        ("topics", "list", "--client-config", "FILE"),
+        ("functions", "localrun", "--function-config-file", "FILE"),
+        ("functions", "list", "--token-file", "FILE"),
+    ],
+)
+def test_files_that_are_no_text_are_told(folder: Path, invoke: Invoke, command: tuple[str, ...]) -> None:
+    path = folder / "bytes.yaml"
+    path.write_bytes(b"name: \xff")
+    result = invoke(*(str(path) if word == "FILE" else word for word in command))
+    said = "must hold a token" if "--token-file" in command else "no text in UTF-8"
+    assert (result.exit_code, said in result.stderr, str(path) in result.stderr) == (2, True, True), result
+
+
+@pytest.mark.parametrize("name", ["n/m", "t/n/", "/n/m", "t//m", "a/b/c/d", ""])
+def test_a_name_is_that_of_a_mesh_in_full_or_alone(name: str, invoke: Invoke) -> None:
+    result = invoke("mesh", "get", name)
+    assert (result.exit_code, f"{name!r} is no name of a mesh" in result.stderr) == (2, True), result
 
 
 def test_a_picture_may_be_values(folder: Path, invoke: Invoke) -> None:

@@ -138,6 +138,9 @@ def test_without_options_a_connection_is_that_of_the_environment(tmp_path: Path)
     assert properties_of_environment(given) == {"bootstrap.servers": "a:1", "security.protocol": "SSL"}
     path.write_text("bootstrap.servers=b:2\n")
     assert properties_of_environment(given) == {"bootstrap.servers": "b:2"}
+    path.write_bytes(b"ssl.truststore.location=\xe9")
+    with pytest.raises(PropertyError, match="are no text in UTF-8: "):
+        properties_of_environment(given)
 
 
 def test_no_error_has_a_password_in_it() -> None:

@@ -131,6 +131,7 @@ DATA = ("data", "f.py", "application/octet-stream", b"x = 1")
         ([("functionConfig", None, None, b"\xff"), DATA], 400, "no UTF-8"),
         ([CONFIG, CONFIG, DATA], 400, "two parts 'functionConfig'"),
         ([("functionConfig", None, None, b'{"name": "g"}'), DATA], 400, "the name is g, and the path names f"),
+        ([("functionConfig", None, None, b'{"name": ["g"]}'), DATA], 400, "the name is ['g'], and the path names f"),
         ([("functionConfig", None, None, b" " * (1 << 20) + b"{}"), DATA], 413, "more than 1048576 bytes"),
         ([CONFIG, ("other", None, None, b" " * (2 << 20)), DATA], 413, "'other'"),
         (None, 415, "multipart/form-data"),

@@ -101,8 +101,11 @@ def test_a_part_is_stopped_and_started(log: MeshLog) -> None:
     assert stopped("stop", "new") == (False, {"archive", "new"})
     assert stopped("start", "new") == (False, {"archive"})
     assert stopped("stop", "") == (True, {"archive"})
-    assert stopped("start", "archive") == (True, set()), "the mesh is stopped still"
-    assert stopped("stop", "new") == (True, {"new"})
+    for kind in ("start", "restart"):
+        refused = log.ask(kind, expects=log.leader.meshes[MESH].revision, part="archive").answer
+        told = f"{MESH} is stopped as a whole: kop mesh start {MESH} starts it with all parts"
+        assert (refused.status, refused.reason) == (409, told)
+    assert stopped("stop", "new") == (True, {"archive", "new"})
     assert stopped("start", "") == (False, set()), "all of it"
     wrong = log.ask("stop", expects=log.leader.meshes[MESH].revision, part="boom").answer
     assert (wrong.status, "has no part boom" in wrong.reason) == (404, True)

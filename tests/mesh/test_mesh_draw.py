@@ -160,18 +160,19 @@ def test_a_large_mesh_is_drawn_within_a_second_or_so() -> None:
 
 
 def test_what_goes_along_edges_is_in_the_boxes() -> None:
-    mesh = mesh_of("a in,more -> t", "b t -> u")
+    mesh = mesh_of("a in,more -> t", "b t -> u", "c t,u -> v")
     flows = {
         ("in", "a"): Flow(12.34, 40),
         ("more", "a"): Flow(lag=25_000),
-        ("a", "t"): Flow(0.25),
         ("t", "b"): Flow(3),
-        ("b", "u"): Flow(12_345_678),
+        ("t", "c"): Flow(0.25),
+        ("u", "c"): Flow(12_345_678),
     }
     made = {box.name: box.details for box in picture_of(mesh, plan(mesh), flows).boxes}
     assert made["a"] == ("in: 12/s, lag 40", "more: lag 25k")
     assert made["b"] == ("t: 3/s",)
-    assert (made["t"], made["u"], made["in"]) == (("0.2/s",), ("12M/s",), ())
+    assert made["c"] == ("t: 0.2/s", "u: 12M/s")
+    assert (made["t"], made["u"], made["in"]) == ((), (), ())
     check(picture_of(mesh, plan(mesh), flows))
 
 

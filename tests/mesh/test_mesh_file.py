@@ -8,7 +8,7 @@ import pytest
 
 from kop.functions.spec import Guarantee, SecretPlace
 from kop.functions.topics import TopicNames
-from kop.mesh.file import draft_of, read_mesh
+from kop.mesh.file import draft_of, read_mesh, text_of
 from kop.mesh.nodes import MeshError
 from kop.mesh.spec import Mesh, QueryPart, SinkPart, SourcePart, View
 
@@ -53,6 +53,15 @@ def mistakes(text: str) -> list[str]:
         read_mesh(text, "mesh.yaml")
     assert str(caught.value).startswith("mesh.yaml, line ")
     return [f"{mistake.line}: {mistake.text}" for mistake in caught.value.mistakes]
+
+
+def test_a_file_is_text_in_utf_8(tmp_path: Path) -> None:
+    path = tmp_path / "mesh.yaml"
+    path.write_bytes("name: m # é\r\n".encode())
+    assert text_of(path) == "name: m # é\n"
+    path.write_bytes(b"name: m\n# \xe9\n")
+    with pytest.raises(MeshError, match=r"mesh.yaml, line 2: is no text in UTF-8: invalid continuation byte"):
+        text_of(path)
 
 
 def test_all_fields_of_our_form() -> None:
@@ -157,6 +166,8 @@ def test_formats_of_spark_mind_no_case(given: str, made: str) -> None:
             "7: query q: outputMode: must be append or update or complete, got compl",
         ),
         ("views:\n      a: {", "views: [{", "5: query q: views: must be fields, TABLE: {OPTION: VALUE}"),
+        ("a: {subscribe: other, valueFormat: json, watermark: value.at 5 minutes}", "a: 5", "6: query q: views.a: mus"),
+        ("value.at 5 minutes", "[at]", "6: query q: views.a.watermark: must be a text"),
     ],
 )
 def test_mistakes_of_queries(old: str, new: str, told: str) -> None:
@@ -389,6 +400,21 @@ def test_function_meshs_objects_are_the_same_in_our_form() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        ("{mode: PERMISSIVE}", {"mode": "PERMISSIVE", "pulsar.admin.url": "http://pulsar:8080"}),
+        ("{pulsar.admin.url: http://other}", {"pulsar.admin.url": "http://other"}),
+        ("", {"pulsar.admin.url": "http://pulsar:8080"}),
+    ],
+)
+def test_options_of_objects_get_the_address_of_their_config_map(given: str, made: dict[str, str]) -> None:
+    text = OBJECTS.replace("spec:\n", f"spec:\n  kopOptions: {given}\n", 1)
+    assert read_mesh(text, "mesh.yaml").kop_options == made
+    wrong = OBJECTS.replace("spec:\n", "spec:\n  kopOptions: 5\n", 1)
+    assert [told.partition(": ")[2] for told in mistakes(wrong)] == ["kopOptions: must be fields, NAME: VALUE"]
+
+
 def test_mistakes_of_objects_have_the_names_that_they_were_written_with() -> None:
     text = (
         OBJECTS.replace("timeout: 1000", "timeout: -1")
@@ -428,6 +454,24 @@ def test_mistakes_of_objects_have_the_names_that_they_were_written_with() -> Non
 )
 def test_objects_that_are_no_mesh(text: str, told: str) -> None:
     assert mistakes(text) == [told] or told in mistakes(text)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "told"),
+    [
+        ("{language: python}", ["5: function f: python.py: is missing: the file with the function"]),
+        (
+            "{language: nodejs, functionFile: f.js}",
+            [
+                "5: function f: genericRuntime: functions in nodejs are not run",
+                "5: function f: python.py: is missing: the file with the function",
+            ],
+        ),
+    ],
+)
+def test_a_generic_runtime_needs_a_file_of_python(runtime: str, told: list[str]) -> None:
+    part = f"{{name: f, className: f.F, input: {{topics: [a]}}, genericRuntime: {runtime}}}"
+    assert mistakes(f"kind: FunctionMesh\nmetadata: {{name: a}}\nspec:\n  functions:\n  - {part}") == told
 
 
 SHORT = """\

@@ -65,6 +65,14 @@ def descriptor(name: str, **fields: tuple[int, Any]) -> str:
             of("json", '{"properties": {"title": {"type": "string", "description": "its name"}}}'),
         ),
         (
+            of("json", '{"required": ["a", "b"], "properties": {"a": {"enum": [1, "x"], "type": ["null", "string"]}}}'),
+            of("json", '{"required": ["b", "a"], "properties": {"a": {"enum": ["x", 1], "type": ["string", "null"]}}}'),
+        ),
+        (
+            of("json", '{"anyOf": [{"type": "string", "default": "x"}, {"const": 1, "readOnly": true}]}'),
+            of("json", '{"anyOf": [{"const": 1, "deprecated": true}, {"type": "string", "writeOnly": false}]}'),
+        ),
+        (
             of("protobuf", descriptor("a.proto", id=(1, FIELD.TYPE_INT64), price=(2, FIELD.TYPE_DOUBLE))),
             of(
                 "protobuf",
@@ -102,6 +110,26 @@ def test_what_means_the_same_is_the_same(first: dict[str, Any], second: dict[str
             of("json", '{"properties": {"id": {"type": "string"}}}'),
             of("json", '{"properties": {"id": {"type": "integer"}}}'),
             "json with id integer of it, and json with id string of a",
+        ),
+        (
+            of("json", '{"$defs": {"title": {"type": "string"}}, "$ref": "#/$defs/title"}'),
+            of("json", '{"$defs": {"title": {"type": "integer"}}, "$ref": "#/$defs/title"}'),
+            "json of another schema of it, and json of a",
+        ),
+        (
+            of("json", '{"patternProperties": {"description": {"type": "string"}}}'),
+            of("json", '{"patternProperties": {"description": {"type": "integer"}}}'),
+            "json of another schema of it, and json of a",
+        ),
+        (
+            of("json", '{"const": {"title": 1, "required": [1, 2]}}'),
+            of("json", '{"const": {"title": 1, "required": [2, 1]}}'),
+            "json of another schema of it, and json of a",
+        ),
+        (
+            of("json", '{"prefixItems": [{"type": "string"}, {}]}'),
+            of("json", '{"prefixItems": [{}, {"type": "string"}]}'),
+            "json of another schema of it, and json of a",
         ),
         (
             of("protobuf", descriptor("a.proto", id=(1, FIELD.TYPE_INT64))),

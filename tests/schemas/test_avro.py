@@ -332,6 +332,12 @@ def test_a_record_that_holds_itself_is_passed_over_and_is_no_column() -> None:
         ('{"type": "fixed", "name": "F"}', "the size None"),
         ('{"type": "enum", "name": "E", "symbols": ["A"], "default": "B"}', "none of its symbols"),
         ("7", "where a type has to be"),
+        (json.dumps(record(aliases=5)), "R has the aliases 5, which are no list of names"),
+        (json.dumps(record(aliases=["S", 5])), "the aliases .*, which are no list of names"),
+        (json.dumps(record({"name": "x", "type": "int", "aliases": "y"})), "x has the aliases 'y'"),
+        (json.dumps(record(namespace=5)), "R has the namespace 5, which is no text"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"type": "record", "name": "R", "fields": [{"name": "x", "type": ' * 450 + "5" + "}]}" * 450, "too deeply"),
     ],
 )
 def test_malformed_schemas_are_told(text: str, told: str) -> None:
@@ -339,11 +345,40 @@ def test_malformed_schemas_are_told(text: str, told: str) -> None:
         parse(text)
 
 
+def test_a_column_that_is_too_deep_is_told() -> None:
+    for levels, told in ((100, False), (101, True), (700, True)):
+        schema = parse('{"type": "array", "items": ' * levels + '"int"' + "}" * levels)
+        if told:
+            with pytest.raises(SchemaError, match="nested too deeply, more than 100 levels"):
+                AvroReader(schema, schema)
+        else:
+            assert AvroReader(schema, schema).decode([b"\0"])[0].to_pylist() == [[]]
+
+
 def test_names_are_found_in_their_namespace() -> None:
     schema = record(
         ("a", {"type": "enum", "name": "E", "symbols": ["X"]}), ("b", "E"), ("c", "shop.E"), name="R", namespace="shop"
     )
     assert str(arrow_type(parse(json.dumps(schema)))) == "struct<a: string, b: string, c: string>"
+
+
+def test_an_empty_namespace_is_none() -> None:
+    """In a record that has a namespace, too."""
+    inner = {"type": "enum", "name": "E", "namespace": "", "symbols": ["X"]}
+    used = record(("a", inner), ("b", "E"), name="R", namespace="shop")
+    (first, second) = parse(json.dumps(used)).fields
+    assert (first.kind.name, second.kind) == ("E", first.kind)
+    nested = record(("e", record(("x", "E"), name="I", namespace="")), name="shop.R")
+    with pytest.raises(SchemaError, match="names the type E"):
+        parse(json.dumps(nested), [json.dumps(inner | {"namespace": "shop"})])
+    again = parse(json.dumps(record(("a", inner), ("b", inner | {"namespace": "shop"}), namespace="shop")))
+    assert [field.kind.name for field in again.fields] == ["E", "shop.E"]
+
+
+def test_true_and_false_are_no_digits_of_a_decimal() -> None:
+    for wrong in ({"precision": True}, {"precision": 5, "scale": True}, {"precision": 5, "scale": False}):
+        schema = {"type": "bytes", "logicalType": "decimal"} | wrong
+        assert arrow_type(parse(json.dumps(schema))) == pa.binary()
 
 
 KIND = pa.struct(
@@ -398,3 +433,40 @@ def test_values_that_a_schema_does_not_take_are_told() -> None:
     enum = record(("x", {"type": "enum", "name": "E", "symbols": ["A"]}))
     with pytest.raises(BadRecordError, match="x is 'C', which is no symbol of E"):
         encoder(parse(json.dumps(enum)), kind)(pa.array([{"x": "C"}], kind))
+
+
+@pytest.mark.parametrize("storage", [{"type": "bytes"}, {"type": "fixed", "name": "F", "size": 16}])
+def test_decimals_of_38_digits_keep_all_of_them(storage: dict[str, Any]) -> None:
+    schema = storage | {"logicalType": "decimal", "precision": 38, "scale": 2}
+    value = Decimal("-123456789012345678901234567890123456.78")
+    column = pa.array([value], pa.decimal128(38, 2))
+    (data,) = encoder(parse(json.dumps(schema)), column.type)(column)
+    assert data is not None
+    assert read(schema, data) == value
+
+
+def test_milliseconds_have_no_more_bits_than_the_writer_s_type() -> None:
+    wide, narrow = record(("t", "long")), record(("t", "int"))
+    millis = record(("t", {"type": "long", "logicalType": "timestamp-millis"}))
+    local = record(("t", {"type": "long", "logicalType": "local-timestamp-millis"}))
+    for number in (2**31, 2**40, -(2**31) - 1):
+        for read_as in (None, millis, local):
+            assert read(narrow, written(wide, {"t": number}), read_as) == (
+                f"a number of it is {number}, beyond what its type holds"
+            )
+    assert read(narrow, written(narrow, {"t": 2**31 - 1}), local) == {
+        "t": datetime(1970, 1, 25, 20, 31, 23, 647000, UTC).replace(tzinfo=None)
+    }
+    most = (2**63 - 1) // 1000
+    assert "beyond what its type holds" in read(wide, written(wide, {"t": most + 1}), millis)
+
+
+def test_a_record_that_holds_itself_by_others_is_told() -> None:
+    inner = record(("a", "A"), name="B")
+    items = {"type": "array", "items": record(("b", inner), name="A")}
+    written_by = record(("l", items), ("n", "int"))
+    for schema in (items["items"], items, written_by):
+        with pytest.raises(SchemaError, match="the record A holds itself"):
+            reader(schema)
+    assert read(written_by, b"\0\x0e", record(("n", "int"))) == {"n": 7}
+    assert read(written_by, b"\x02\0\x0e", record(("n", "int"))) == "it is nested too deeply"

@@ -234,6 +234,12 @@ def written(value: dict[str, Any]) -> bytes:
     return out.getvalue()
 
 
+def written_number(number: int) -> bytes:
+    out = BytesIO()
+    fastavro.schemaless_writer(out, "long", number)
+    return out.getvalue()
+
+
 @built
 def test_the_compiled_reader_is_the_one_that_is_used_and_tells_what_is_wrong() -> None:
     schema = parse(json.dumps(ORDER))
@@ -248,6 +254,20 @@ def test_the_compiled_reader_is_the_one_that_is_used_and_tells_what_is_wrong() -
     assert failures[2] == "there are 1 bytes behind it"
     assert reader.decode([], 0)[0].type.equals(values.type)
     assert reader.decode((good,), 0)[0].to_pylist()[0]["tags"] == [("a", [1.5]), ("b", [])]
+
+
+@built
+@pytest.mark.parametrize("kind", ["int", "long"])
+def test_both_have_the_same_limits_of_milliseconds(kind: str) -> None:
+    writer, reader = parse(f'"{kind}"'), parse('{"type": "long", "logicalType": "timestamp-millis"}')
+    numbers = [sign * edge + step for edge in (2**31, 2**63 // 1000) for sign in (1, -1) for step in (-1, 0, 1)]
+    records = [written_number(number) for number in numbers]
+    expected, failures = AvroReader(writer, reader).decode(records)
+    program = program_of(writer, reader)
+    assert program is not None
+    assert NATIVE.AvroDecoder(program.columns, program.step).decode(records, 0)[0] == sorted(failures)
+    assert shown(avro_reader(writer, reader).decode(records)[0]) == shown(expected)
+    assert len(failures) == {"int": 9, "long": 2}[kind]
 
 
 @pytest.mark.parametrize(

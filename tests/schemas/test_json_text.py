@@ -297,3 +297,50 @@ def test_times_are_the_same_one_by_one_and_at_once(kind: pa.DataType) -> None:
         assert alone.to_pylist() == beside.to_pylist()[:-1]
         assert told.keys() - failures.keys() == {4}
         assert alone.to_pylist()[1:] == [{"n": 2, "s": None}, {"n": None, "s": {"a": None, "l": None}}, None]
+
+
+def test_decimals_are_read_with_all_of_their_digits_or_told() -> None:
+    kind = pa.struct([("d", pa.decimal128(38, 2))])
+    most = "123456789012345678901234567890123456.78"
+    assert outcome(kind, b'{"d": %s000}' % most.encode()) == {"d": Decimal(most)}
+    assert outcome(kind, b'{"d": "-%s"}' % most.encode()) == {"d": Decimal("-" + most)}
+    for text in ("0.1" + "0" * 120 + "1", "1e9999999", "-1e-9999999", most + "1"):
+        assert "does not fit decimal(38, 2)" in outcome(kind, b'{"d": %s}' % text.encode())
+
+
+@pytest.mark.parametrize("days", [-719_163, 2_932_897])
+def test_days_that_json_has_not_are_told(days: int) -> None:
+    kind = pa.struct([("day", pa.date32())])
+    days_alone = pa.array([-719_162, 2_932_896, None, days], pa.int32()).cast(pa.date32())
+    column = pa.StructArray.from_arrays([days_alone], fields=list(kind))
+    good = [b'{"day":"0001-01-01"}', b'{"day":"9999-12-31"}', b"{}"]
+    assert json_writing.encoder(kind)(column[:3]) == good
+    with pytest.raises(BadRecordError, match="day is a day beyond the years 1 to 9999"):
+        json_writing.encoder(kind)(column)
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ({"oneOf": 5}, "oneOf 5, which is no list"),
+        ({"anyOf": {"type": "null"}}, "anyOf .*, which is no list"),
+        ({"type": {"a": 1}}, "type .*, which is no name of a type"),
+        ({"type": ["null", ["string"]]}, "type .*, which is no name of a type"),
+        ({"type": "string", "format": []}, r"format \[\], which is no text"),
+        ({"$id": 5, "$ref": "x.json"}, r"\$id 5, which is no text"),
+        ({"$id": "http://[", "$ref": "x.json"}, r"refers to 'x.json': Invalid IPv6"),
+    ],
+)
+def test_malformed_words_of_a_json_schema_are_told(schema: dict[str, Any], told: str) -> None:
+    with pytest.raises(SchemaError, match=told):
+        json_schema.arrow_type(json.dumps({"type": "object", "properties": {"x": schema}} | schema))
+    if "$id" in schema:
+        with pytest.raises(SchemaError, match=told):
+            json_schema.others(json.dumps(schema))
+
+
+def test_a_json_schema_that_is_too_deep_is_told() -> None:
+    deep = '{"items": ' * 100_000 + "{}" + "}" * 100_000
+    for look in (json_schema.arrow_type, json_schema.others):
+        with pytest.raises(SchemaError, match="the JSON Schema is nested too deeply"):
+            look(deep)

@@ -152,6 +152,36 @@ def test_versions_are_read_by_their_numbers() -> None:
     assert (rows(values), failures) == ([{"renamed": -5, "s": b"a", "more": 0.0, "old": 7}], {})
 
 
+@pytest.mark.parametrize("at", ["", "inner", "inners_", "at", "deep"])
+def test_a_field_that_the_schema_has_not_is_told_at_any_depth(at: str) -> None:
+    file = file_of(
+        inner=(1, F.TYPE_MESSAGE, ".p.M.Inner"),
+        inners_=(2, F.TYPE_MESSAGE, ".p.M.Inner"),
+        at=(3, F.TYPE_MESSAGE, ".google.protobuf.Timestamp"),
+        deep=(4, F.TYPE_MESSAGE, ".p.M.Deep"),
+    )
+    deep = file.message_type[0].nested_type.add(name="Deep")
+    deep.field.add(name="inner", number=1, type=F.TYPE_MESSAGE, label=1, type_name=".p.M.Inner")
+    deep.field.add(name="gone", number=9, type=F.TYPE_INT32, label=1)
+    numbers = {"inner": b"\x0a", "inners_": b"\x12", "at": b"\x1a", "deep": b"\x22\x05\x0a"}
+
+    def record(extra: bytes) -> bytes:
+        return numbers[at] + b"\x03" + extra if at else extra
+
+    kind = message(file)
+    strange, known = record(b"\xa8\x06\x01"), record(b"\x08\x82\x00")
+    reader = ProtobufReader(kind, kind)
+    values, failures = reader.decode([strange, b"", known if at else b""])
+    assert failures == {0: "it has a field 101, which its schema has not"}
+    assert [row is None for row in rows(values)] == [True, False, False]
+    if at == "deep":  # what the writer's message has is left out if the reader's has it no more
+        newer = type(file)()
+        newer.CopyFrom(file)
+        del newer.message_type[0].nested_type[2].field[1]
+        values, failures = ProtobufReader(kind, message(newer)).decode([b"\x22\x04\x0a\x00\x48\x01", strange])
+        assert (values.to_pylist()[0]["deep"], failures.keys()) == ({"inner": {"z": 0}}, {1})
+
+
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [

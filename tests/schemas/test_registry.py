@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import socketserver
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +16,7 @@ import pytest
 from google.protobuf import descriptor_pb2
 
 from conformance.stub_registry import StubRegistry
+from kop.schemas import confluent
 from kop.schemas.access import RegistryAccess
 from kop.schemas.columns import SchemaSource, plan, reader_of
 from kop.schemas.confluent import ConfluentRegistry, frame
@@ -217,3 +221,56 @@ def test_records_of_one_schema_and_of_several_are_rows_in_their_order(how: str, 
     assert rows() == ([], set())
     if how == "protobuf":  # the same id and another message of the file
         assert rows(a, frame(first) + b"\0\x08\x07") == ([7, None], {1})
+
+
+@pytest.fixture
+def answers() -> Iterator[tuple[str, list[bytes]]]:
+    """A server's URL, and what it sends to each connection in turn; the last one stays."""
+    to_send: list[bytes] = []
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            while self.rfile.readline().strip():
+                pass
+            self.wfile.write(to_send.pop(0) if len(to_send) > 1 else to_send[0])
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}", to_send
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+CUT_SHORT = b"HTTP/1.1 %s\r\nContent-Length: 100\r\n\r\n{"
+NO_HTTP = b"SSH-2.0-OpenSSH\r\n"
+
+
+def test_an_answer_that_is_cut_short_is_asked_for_again(answers: tuple[str, list[bytes]]) -> None:
+    url, to_send = answers
+    good = json.dumps({"schema": '"int"'}).encode()
+    to_send += [CUT_SHORT % b"200 OK", CUT_SHORT % b"404 Not Found", NO_HTTP]
+    to_send.append(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(good), good))
+    assert ConfluentRegistry(RegistryAccess(url)).by_id(1).text == '"int"'
+
+
+@pytest.mark.parametrize("answer", [CUT_SHORT % b"200 OK", CUT_SHORT % b"422 No", NO_HTTP])
+def test_a_registry_that_never_answers_as_a_whole_is_told(
+    answer: bytes, answers: tuple[str, list[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confluent, "ATTEMPTS", 1)
+    answers[1].append(answer)
+    with pytest.raises(SchemaError, match=r"set schema.registry.url to a registry that answers.* fails"):
+        ConfluentRegistry(RegistryAccess(answers[0])).by_id(1)
+
+
+def test_options_of_a_registry_that_cannot_be_are_told(tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match=r"set schema.registry.url to http://HOST:PORT"):
+        ConfluentRegistry(RegistryAccess("http://127.0.0.1:port")).by_id(1)
+    empty = tmp_path / "ca.pem"
+    empty.write_text("no certificate")
+    for path in (empty, tmp_path / "none.pem", tmp_path):
+        with pytest.raises(SchemaError, match=r"set schema.registry.ssl.ca.location to a file .*: "):
+            ConfluentRegistry(RegistryAccess("https://127.0.0.1:1", ca_file=str(path)))

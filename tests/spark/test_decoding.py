@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -13,6 +15,7 @@ from kop.spark.decoding import Decoder, DecoderOptions, DecoderRecord, RecordDec
 KIND = pa.struct([("id", pa.int64()), ("name", pa.string())])
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 seen: list[DecoderRecord] = []
+to_give: list[Any] = []
 
 
 def decode(record: DecoderRecord) -> dict[str, object] | None:
@@ -28,6 +31,11 @@ def decode(record: DecoderRecord) -> dict[str, object] | None:
     if name == "surrogate":
         raise ValueError("Error \ud800")
     return {"id": int(number), "name": name}
+
+
+def given(record: DecoderRecord) -> Any:
+    """The decoder of a test that says by `to_give` what it gives."""
+    return to_give[0]
 
 
 def rows(*values: bytes | None) -> pa.RecordBatch:
@@ -82,6 +90,20 @@ def test_a_record_that_is_not_taken_ends_the_read_or_is_null(value: bytes) -> No
     errors = decoded.column("decodeError").to_pylist()
     assert [errors[0], errors[2]] == [None, None]
     assert "Error" in errors[1] or "Arrow" in errors[1]
+
+
+@pytest.mark.parametrize("value", [{"a": 1, "b": 1.5}, [("a", 1), ("b", Decimal("1.5"))]])
+def test_a_fraction_in_a_map_of_whole_numbers_is_told(value: Any) -> None:
+    kind = pa.struct([("m", pa.map_(pa.string(), pa.int32())), ("l", pa.list_(pa.map_(pa.int64(), pa.int64())))])
+    options = DecoderOptions(f"{__name__}:given", "m MAP<STRING, INT>, l ARRAY<MAP<BIGINT, BIGINT>>", False)
+    for row, fits in (({"m": value}, False), ({"l": [None, {1.5: 1}]}, False), ({"l": [{1.0: 2.0}]}, True)):
+        to_give[:] = [row]
+        if fits:
+            decoded = Decoder(options, kind).add(rows(b"")).column("decoded").to_pylist()
+            assert decoded == [{"m": None, "l": [[(1, 2)]]}]
+        else:
+            with pytest.raises(RecordDecodeError, match=r"ValueError: 1\.5 is no whole number"):
+                Decoder(options, kind).add(rows(b""))
 
 
 def test_a_time_that_python_does_not_hold_is_of_one_record() -> None:

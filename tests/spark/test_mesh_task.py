@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import socket
 import subprocess
 import sys
 import threading
@@ -517,6 +518,15 @@ def test_tasks_begin_only_if_they_have_the_token_and_the_driver_has_the_mesh(mes
             assert hub.tasks() == 0
     finally:
         refusing.close()
+
+
+@pytest.mark.parametrize("first", ['["no object"]', '{"token": "\u00e9", "component": "c"}', "no JSON", "{}"])
+def test_a_first_line_of_strangers_ends_their_connection_alone(meshes: Meshes, first: str) -> None:
+    with socket.create_connection(("127.0.0.1", meshes.hub.port), 10) as stranger:
+        stranger.sendall(f"{first}\n".encode())
+        assert stranger.recv(100) == b""
+    DriverLink(("127.0.0.1", meshes.hub.port), meshes.hub.token, "c", lambda: None).close()
+    assert meshes.hub.wait_until_none(10)
 
 
 def test_rates_of_edges_are_told_by_what_groups_have_done(meshes: Meshes) -> None:

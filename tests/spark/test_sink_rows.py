@@ -14,6 +14,7 @@ from spark.sink_kit import read
 
 from kop.client.errors import ClientError, FencedError, NoTransactionsError, UnreachableError
 from kop.client.write_client import WriteClient
+from kop.spark import clients
 from kop.spark.clients import naming_options, read_client, write_client
 from kop.spark.exactly_once import SinkError, SinkTask
 from kop.spark.producing import ClientTransactions, Partitioner, ProduceSettings, RowProducer
@@ -289,6 +290,15 @@ def test_nobody_answers() -> None:
 def test_errors_of_clients_name_options(error: Exception, kind: type[Exception], text: str) -> None:
     with pytest.raises(kind, match=text), naming_options(), naming_options():
         raise error
+
+
+def test_no_error_of_a_read_is_one_of_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise ClientError("leave it out")
+
+    monkeypatch.setattr(clients, "ReadClient", refuse)
+    with pytest.raises(ClientError, match="leave it out"):
+        read_client({}, 0)
 
 
 def test_a_marker_topic_that_may_not_be_made(kop_broker: Broker) -> None:

@@ -22,12 +22,12 @@ from typing import Any, Final
 from kafka.errors import KafkaError
 
 from kop.client.errors import RIGHTS, ClientError, FencedError, UnreachableError
-from kop.client.properties import connection, parse_properties
+from kop.client.properties import connection, read_properties
 from kop.functions.localrun import names_of
 from kop.functions.packages import PackageError
 from kop.mesh import records
 from kop.mesh.definition import defined_mesh
-from kop.mesh.file import read_mesh
+from kop.mesh.file import read_mesh, text_of
 from kop.mesh.nodes import MeshError
 from kop.spark.mesh.followed_mesh import FollowedMesh
 from kop.spark.mesh.run_states import RunStates
@@ -139,11 +139,11 @@ class Run:
         given = self._given
         properties = {"bootstrap.servers": given["bootstrap"]}
         if given["client_config"]:
-            properties |= parse_properties(Path(given["client_config"]).read_text())
+            properties |= read_properties(given["client_config"])
         made = connection(properties, f"kop-mesh-{os.getpid()}")
         settings, patience = dict(made.settings), made.patience_ms / 1000
         names = names_of(settings, patience, given["topic_namespace"])
-        text = Path(given["file"]).read_text() if given["file"] else ""
+        text = text_of(given["file"]) if given["file"] else ""
         mesh = read_mesh(text, given["file"], names) if text else None
         name = self._name = given["mesh"] if mesh is None else mesh.full_name
         followed = self._followed = FollowedMesh(settings, patience, name, names, given["file"])

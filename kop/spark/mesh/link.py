@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import logging
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -20,9 +21,13 @@ from typing import Any, Final
 
 from kop import clock
 
+log = logging.getLogger(__name__)
+
 CONNECT_SECONDS: Final = 10.0
 BEGIN_SECONDS: Final = 30.0
 """The seconds that a task waits until it may begin: a driver that is paused says nothing."""
+ACCEPT_SECONDS: Final = 0.1
+"""The seconds before another try to take a connection: the process may have no file left for it."""
 _BEGIN: Final = b'{"begin": true}\n'
 _LINE_BYTES: Final = 1 << 20
 
@@ -112,27 +117,33 @@ class Hub:
             line.cut()
 
     def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
+        while True:
+            try:
                 connection, _ = self._server.accept()
-                threading.Thread(target=self._serve, args=(connection,), name="kop-mesh-task", daemon=True).start()
+            except OSError as error:
+                if self._server.fileno() < 0:
+                    return  # it is closed
+                log.warning("a task cannot connect, and tries again: %s", error)
+                threading.Event().wait(ACCEPT_SECONDS)
+                continue
+            threading.Thread(target=self._serve, args=(connection,), name="kop-mesh-task", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
         line = TaskLine(connection)
         with connection, suppress(OSError, ValueError, KeyError), connection.makefile("rb") as lines:
             connection.settimeout(CONNECT_SECONDS)
             first = json.loads(lines.readline(_LINE_BYTES))
-            if not hmac.compare_digest(str(first["token"]), self.token):
+            if not isinstance(first, dict) or not self._is_token(first["token"]):
                 return
             connection.settimeout(None)
             if not self._may_begin():
                 return
             line.component = str(first["component"])
             with self._changed:
+                line.begin()  # before others can send it something
                 self._lines.add(line)
                 ends = line.component in self._ending
             try:
-                line.begin()
                 if ends:
                     line.end()
                 while text := lines.readline(_LINE_BYTES):
@@ -143,6 +154,9 @@ class Hub:
                 with self._changed:
                     self._lines.discard(line)
                     self._changed.notify_all()
+
+    def _is_token(self, given: object) -> bool:
+        return hmac.compare_digest(str(given).encode(), self.token.encode())
 
 
 class DriverLink:

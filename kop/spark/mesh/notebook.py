@@ -10,13 +10,12 @@ import os
 import sys
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from kop.client.properties import connection, properties_of_environment
 from kop.errors import without_frames
 from kop.functions.localrun import names_of
-from kop.mesh.file import draft_of
+from kop.mesh.file import draft_of, text_of
 from kop.mesh.mesh_check import check
 from kop.mesh.nodes import MeshError
 from kop.spark.mesh.driver import MeshDriver
@@ -99,7 +98,7 @@ def run_mesh(
         properties = {name.removeprefix(_KAFKA): value for name, value in options.items()}
     made = connection(properties, "kop-mesh")
     settings, patience = dict(made.settings), made.patience_ms / 1000
-    text = Path(file).read_text()
+    text = text_of(file)
     names = names_of(settings, patience, topic_namespace)
     checked = check(draft_of(text, file, names), makes_topics=True)
     if checked.plan is None:

@@ -73,6 +73,7 @@ class PartQueries:
         take its columns; other errors of Spark as they are.
         """
         spark = _own_session(self._spark) if isinstance(part, QueryPart) else self._spark
+        _make_active(spark)
         with suppress(PySparkException):  # PySpark 4.0 has it already
             spark.dataSource.register(KopDataSource)
         self._untrack(name)
@@ -136,6 +137,7 @@ class PartQueries:
                 return query
 
         def append(batch: Any, _number: int) -> None:
+            _make_active(batch.sparkSession)
             batch.write.format(part.format).options(**part.options).mode("append").save()
 
         return writer.foreachBatch(append).start()
@@ -151,6 +153,13 @@ class PartQueries:
 def _is_without_streams(error: object) -> bool:
     """Return if an error of Spark says that a format takes batches alone, no streams; False for None."""
     return any(text in str(error) for text in _NO_STREAMS)
+
+
+def _make_active(spark: Any) -> None:
+    """Make a session the active one of this thread: Spark looks for formats in Python there, and not in the session
+    that a reader or a writer is of.
+    """
+    spark.createDataFrame([], "nothing INT")  # does so first of all
 
 
 def _own_session(spark: Any) -> Any:

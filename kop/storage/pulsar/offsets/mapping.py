@@ -72,7 +72,9 @@ class PartitionEntries(Protocol):
         """Return a position from which a reader meets the entry that holds `offset` after a few others at most."""
 
     async def ledgers(self) -> Ledgers:
-        """Return the ledgers that Pulsar has of the partition."""
+        """Ask Pulsar which ledgers the partition has, and return its entries over all of them as one line, on which
+        each position has a place.
+        """
 
     async def end_by_index(self) -> int:
         """Return the offset behind the last message that ever was, by the Pulsar brokers' index."""

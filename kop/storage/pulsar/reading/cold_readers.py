@@ -308,7 +308,9 @@ class ColdReader:
         return ReadResult(batches, size, tuple(places), tuple(schemas) if self.converter.tells_places else None)
 
     def drop(self) -> None:
-        """Drop all batches; a read that waits for one gets an error."""
+        """Drop all batches and give back the room in the read budget; the reader is of no use any more, and `close` has
+        yet to close its stream. A read that waits for a batch gets the stream's error, or else a BackendError.
+        """
         self._error = self._error or BackendError("the reader was closed")
         self._batches.clear()
         self._behind.clear()
