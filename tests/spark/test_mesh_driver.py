@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import pickle
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -20,13 +22,17 @@ from kop.functions.packages import Package
 from kop.mesh import records
 from kop.mesh.file import read_mesh
 from kop.mesh.server_facts import OtherWriters
+from kop.spark.mesh.component import Work
 from kop.spark.mesh.followed_mesh import DefinedMesh
+from kop.spark.mesh.link import DriverLink
 from kop.spark.mesh.planning import Planner
 from kop.testing import Broker
 
 with pyspark_names():
+    from kop.spark.mesh import driver
     from kop.spark.mesh.driver import DEATHS, MeshDriver
     from kop.spark.mesh.parts import PartQueries
+    from kop.spark.mesh.source import WORK
 
 TWO = """\
 name: {name}
@@ -75,6 +81,7 @@ class SparkOfTest:
         self.folders: list[str] = []
         """The checkpoints of the queries of components that were started."""
         self.queries: list[QueryOfTest] = []
+        self.works: list[Work] = []
 
     @property
     def readStream(self) -> SparkOfTest:
@@ -91,6 +98,8 @@ class SparkOfTest:
 
 def chained(spark: SparkOfTest) -> SparkOfTest:
     def option(name: str, value: str) -> SparkOfTest:
+        if name == WORK:
+            spark.works.append(pickle.loads(base64.b64decode(value)))
         if name == "checkpointLocation":
             spark.folders.append(value)
         return spark
@@ -180,6 +189,14 @@ class Drive:
         """Return the names of the components that run."""
         return [made["name"] for made in self.driver.report()["components"] if made["state"] == records.RUNNING]
 
+    def kill(self, function: str) -> None:
+        """Tell the driver, as tasks do, that a function has ended its worker so often that it is to run apart."""
+        work = self.spark.works[-1]
+        link = DriverLink(work.hub, work.token, work.component.name, lambda: None)
+        for _ in range(DEATHS):
+            link.tell(killed=f"public/default/{function}", text="it has ended", at=["x", 0, 1], suspect=None)
+        link.close()
+
     def end(self) -> None:
         """End the driver."""
         self.driver.stop()
@@ -216,10 +233,10 @@ def test_a_mesh_is_begun_anew_if_the_server_is_away_when_a_function_is_set_apart
         return make(client, *given, **more)
 
     monkeypatch.setattr(WriteClient, "make_topic", make_topic)
-    drive.driver._ended_calls["public/default/apart-b", "x-0 offset 1"] = DEATHS
+    drive.kill("apart-b")
     drive.wait_for(lambda: drive.has_said("begins anew: the server has gone"), "the failure")
     drive.wait_for(lambda: drive.components() == ["apart-a"], "the mesh to run again")
-    drive.driver._ended_calls["public/default/apart-b", "x-0 offset 1"] = DEATHS
+    drive.kill("apart-b")
     drive.wait_for(lambda: drive.components() == ["apart-a", "apart-b"], "the function to be apart")
 
 
@@ -291,7 +308,9 @@ def test_the_offsets_of_a_query_that_is_taken_out_are_deleted(drives: Any, part_
     assert len(part_queries) == 1
 
 
-def test_a_part_that_starts_again_leaves_no_checkpoint_and_does_not_wait_after_a_failure(drives: Any) -> None:
+def test_a_part_that_starts_again_leaves_no_checkpoint_and_does_not_wait_after_a_failure(
+    drives: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drive = drives("again", TWO)
     drive.begin()
     drive.followed.define(drive.followed.text, version=1, restarts={"again-a": 2})
@@ -299,8 +318,7 @@ def test_a_part_that_starts_again_leaves_no_checkpoint_and_does_not_wait_after_a
     first, second = map(Path, drive.spark.folders)
     assert not first.exists()
     assert second.is_dir()
-    (query,) = drive.driver._queries
-    query.failures = 10  # so that it waits for long
+    monkeypatch.setattr(driver, "wait_seconds", lambda _: 600.0)
     drive.spark.queries[-1].failure = ValueError("no")
     drive.spark.queries[-1].stop()
     drive.wait_for(lambda: drive.has_said("again-a has failed"), "the failure")

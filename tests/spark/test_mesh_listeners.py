@@ -20,10 +20,37 @@ MESH = "name: m\nsinks: [{name: s, inputs: [t], format: noop}]\n"
 GROUP = "public/default/listeners"
 
 
+class RowsOfTest:
+    """A reader, a frame and a writer of Spark in one; `start` raises `failure` if there is one."""
+
+    failure: Exception | None = None
+    columns = ("key", "value")
+    dtypes = (("key", "binary"), ("value", "binary"))
+
+    @property
+    def writeStream(self) -> RowsOfTest:
+        """The writer."""
+        return self
+
+    def __getattr__(self, _: str) -> Any:
+        return lambda *_, **__: self
+
+    def start(self) -> None:
+        """Start a query, or raise the failure."""
+        if self.failure is not None:
+            raise self.failure
+
+
 def test_a_sink_that_starts_again_has_one_listener(monkeypatch: pytest.MonkeyPatch) -> None:
     active: list[Any] = []
     streams = SimpleNamespace(active=[], addListener=active.append, removeListener=active.remove)
-    spark = SimpleNamespace(streams=streams, dataSource=SimpleNamespace(register=lambda _: None))
+    rows = RowsOfTest()
+    spark = SimpleNamespace(
+        streams=streams,
+        readStream=rows,
+        createDataFrame=lambda *_: rows,
+        dataSource=SimpleNamespace(register=lambda _: None),
+    )
     listeners: dict[str, tuple[Any, ProgressListener]] = {}
     (sink,) = read_mesh(MESH, "mesh.yaml").sinks
 
@@ -35,7 +62,6 @@ def test_a_sink_that_starts_again_has_one_listener(monkeypatch: pytest.MonkeyPat
     def threads() -> int:
         return sum(thread.name == f"kop-progress-{GROUP}" for thread in threading.enumerate())
 
-    monkeypatch.setattr(PartQueries, "_sink", lambda *_: None)
     hooks: list[Any] = []
     monkeypatch.setattr(atexit, "register", lambda hook, *_: hooks.append(hook))
     monkeypatch.setattr(atexit, "unregister", hooks.remove)
@@ -44,10 +70,7 @@ def test_a_sink_that_starts_again_has_one_listener(monkeypatch: pytest.MonkeyPat
     assert [listener for _, listener in listeners.values()] == active
     assert (len(active), threads(), len(hooks)) == (1, 1, 2)
 
-    def fail(*_: Any) -> None:
-        raise ValueError("no such format")
-
-    monkeypatch.setattr(PartQueries, "_sink", fail)
+    rows.failure = ValueError("no such format")
     with pytest.raises(ValueError, match="no such format"):
         start()
     assert (len(active), threads(), len(hooks)) == (0, 0, 0)

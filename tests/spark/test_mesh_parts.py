@@ -6,6 +6,7 @@ import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -164,19 +165,27 @@ def test_a_child_that_ends_while_it_is_looked_at_does_not_keep_a_session(monkeyp
     assert stopped == [True]
 
 
-def test_a_run_is_over_though_its_session_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: object) -> None:
+def test_a_run_is_over_though_its_session_does_not_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(*_: object) -> None:
         raise OSError("no such process")
 
-    monkeypatch.setattr(__main__, "end_at_once", fail)
+    (tmp_path / "mesh.yaml").write_text("name: m")
+    mesh = SimpleNamespace(name="m", full_name="m", sources=(), sinks=(), queries=(), functions=())
+    followed = SimpleNamespace(start=lambda: None, ensure=fail, close=lambda: None)
+    names: dict[str, Any] = {
+        "end_at_once": fail,
+        "names_of": lambda *_: None,
+        "read_mesh": lambda *_: mesh,
+        "FollowedMesh": lambda *_: followed,
+        "log_to": lambda _: None,
+        "make_session": lambda *_: object(),
+    }
+    for name, value in names.items():
+        monkeypatch.setattr(__main__, name, value)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     monkeypatch.setattr(sys, "stderr", sys.stderr)  # which it replaces
-
-    def do(run: __main__.Run) -> int:
-        run._spark = object()
-        return 0
-
-    monkeypatch.setattr(__main__.Run, "_do", do)
-    run = __main__.Run({"mesh": "m"})
+    absent = dict.fromkeys(("mesh", "client_config", "topic_namespace", "master"))
+    given = {"bootstrap": "127.0.0.1:1", "file": str(tmp_path / "mesh.yaml"), **absent}
+    run = __main__.Run({**given, "settings": {}})
     assert run.over.wait(10.0)
-    assert run.code == 0
+    assert run.code == 1

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -28,6 +28,8 @@ from kop.functions.calling import Calls
 from kop.functions.packages import Package
 from kop.functions.reading import Taken
 from kop.functions.spec import FunctionSpec, Guarantee, InputSpec, WindowSpec
+from kop.functions.stats import Stats
+from kop.functions.watch import NOT_CALLING
 from kop.functions.writing import Outputs
 from kop.spark.mesh import task
 from kop.spark.mesh.component import Share, Step, TaskComponent, Work
@@ -460,23 +462,35 @@ def test_windows_run_as_the_function_does_elsewhere(meshes: Meshes) -> None:
     assert meshes.values("out9") == ["1.5"]
 
 
-@pytest.mark.parametrize(("guarantee", "is_over"), [(ONCE, True), (Guarantee.MANUAL, False)])
 def test_a_batch_of_a_whole_component_ends_at_its_planned_ends_under_steady_input(
-    meshes: Meshes, guarantee: Guarantee, is_over: bool
+    meshes: Meshes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = ("in37", 0)
-    work = meshes.work(meshes.step(A.format(""), "in37", "out37", processing_guarantees=guarantee), is_whole=True)
-    whole = task._WholeTask(work, Share(0, (place,), {place: 7}))
-    done = {place: 6}
-    started = threading.Event()
-    started.set()
-    instance: Any = SimpleNamespace(
-        started=started, done=lambda: done, stats=SimpleNamespace(lag=lambda: {place: 5}), partitions=[place]
-    )
-    assert not whole._is_over(instance)
-    done[place] = 7
-    assert whole._is_over(instance) == is_over, "what is not acknowledged would be called again"
-    whole._link.close()
+    place, over = ("in37", 0), threading.Event()
+
+    class Busy:
+        """An instance that has done all up to the planned end, and has lag, since more comes all the time."""
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self.started = threading.Event()
+            self.partitions, self.calling = [place], [0, NOT_CALLING, 0]
+            self.stats = Stats(self.partitions, self.calling)
+            self.stats.lag = lambda: {place: 5}
+            self.done = self.reached = lambda: {place: 7}
+            self.stop = over.set
+
+        def run(self) -> None:
+            """Run until the end of the batch."""
+            self.started.set()
+            over.wait()
+
+    monkeypatch.setattr(task, "Instance", Busy)
+    work = meshes.work(meshes.step(A.format(""), "in37", "out37"), is_whole=True)
+    thread = threading.Thread(target=run_task, args=(work, Share(0, (place,), {place: 7})))
+    thread.start()
+    has_ended = over.wait(5.0)
+    meshes.hub.end_tasks("c")
+    thread.join(10.0)
+    assert has_ended
 
 
 def test_offsets_where_functions_are_cut_and_joined(meshes: Meshes) -> None:
@@ -559,12 +573,13 @@ def test_the_rate_of_an_edge_is_that_of_partitions_that_are_in_both_answers(
         writer.commit("rates35", {first: 10, third: 1000})
         rates.rates([part], 0.0)
         writer.commit("rates35", {first: 30, second: 5000})
-        committed = rates._writer.committed
+        committed = WriteClient.committed
 
-        def without_open(group: str, places: Any, may_be_open: Any) -> Any:
-            return {place: done for place, done in committed(group, places, may_be_open).items() if place != third}
+        def without_open(client: WriteClient, group: str, places: Any, may_be_open: Any) -> Any:
+            offsets = committed(client, group, places, may_be_open)
+            return {place: done for place, done in offsets.items() if place != third}
 
-        monkeypatch.setattr(rates._writer, "committed", without_open)
+        monkeypatch.setattr(WriteClient, "committed", without_open)
         assert rates.rates([part], 10.0) == {edge: 2.0}
 
 
