@@ -179,7 +179,8 @@ def test_batches_of_a_partition_are_written_in_order_several_at_a_time(
         producer = client.init_producer(None, -1)
         client.produce_all(producer, {(name, 0): batches(producer, 1)})
         if error:
-            kop_broker.delay("Produce", 0.05, times=request_number - 1)
+            if request_number > 1:
+                kop_broker.delay("Produce", 0.05, times=request_number - 1)
             kop_broker.fail("Produce", error)
         client.produce_all(producer, {(name, 0): batches(producer, 20, 1), (name, 1): batches(producer, 3)})
         written = {partition: [r.value for r in kop_broker.records(name, partition)] for partition in range(2)}

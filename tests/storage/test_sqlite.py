@@ -144,7 +144,7 @@ CHILD = [sys.executable, "-m", "storage.crash_child"]
 TESTS = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 @pytest.mark.parametrize("settings", [{}, BESIDE], ids=["rows", "files"])
 def test_kill_9_under_load_loses_nothing(tmp_path: Path, seed: int, settings: dict[str, int]) -> None:
     """Idempotent producers, killed with their engine, go on behind what was acknowledged: each record once."""

@@ -490,7 +490,7 @@ class MeshDriver:
         try:
             query.query = query.begin(query.checkpoint, f"{self._mesh.full_name}/{query.name}{mark}")
         except Exception as error:
-            reason = told(str(error))
+            reason = str(error) if isinstance(error, ClientError) else told(str(error))
             if self._once and isinstance(error, ClientError | AnalysisException):
                 raise ClientError(reason) from None  # another attempt would end as this one, and the others wait for it
             self._failed(query, reason, clock.monotonic())

@@ -23,6 +23,7 @@ from kop.mesh.spec import QueryPart, SinkPart, SourcePart
 from kop.spark.given import Given
 from kop.spark.listener import ProgressListener, track_progress
 from kop.spark.mesh import table_sink
+from kop.spark.mesh.failures import told
 from kop.spark.mesh.part_options import Part, PartOptions
 from kop.spark.mesh.part_rows import from_rows, to_rows
 from kop.spark.source import KopDataSource
@@ -94,7 +95,7 @@ class PartQueries:
         except Exception as error:
             self._untrack(name)
             if isinstance(part, QueryPart) and isinstance(error, AnalysisException):
-                raise ClientError(f"{_remedy(part, str(error))}{error}") from None
+                raise ClientError(f"{_remedy(part, str(error))}{told(str(error))}") from None
             raise
 
     def _untrack(self, name: str) -> None:
