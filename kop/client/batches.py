@@ -8,18 +8,28 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import accumulate, chain, pairwise, repeat
+from itertools import chain, pairwise, repeat
 from typing import Final, NamedTuple, TypeAlias
 
 from kop.client.errors import ClientError
 from kop.client.offsets import TopicPartition
 from kop.client.read_client import Fetched
+from kop.client.record_columns import Headers, RecordColumns, StoredRecord, made_once
 from kop.client.write_client import Identity
 from kop.errors import ErrorCode, PeerError
 from kop.records import arrow_layout
-from kop.records.arrow_layout import ColumnIn, HeadersIn, TimestampsIn
+from kop.records.arrow_layout import Column, HeadersIn, Lists, TimestampsIn
 from kop.records.batch import Codec
-from kop.records.columns import Chunk, EncodeSettings, FetchedColumns, RowsIn, encode_columns
+from kop.records.columns import (
+    Chunk,
+    EncodeSettings,
+    FetchedColumns,
+    RowsIn,
+    column_of,
+    encode_columns,
+    items_of,
+    repeated_offsets,
+)
 from kop.records.record import Buffer
 
 BATCH_BYTES: Final = 900_000
@@ -29,11 +39,8 @@ CHUNK_BYTES: Final = 16 << 20
 INFLATED_BYTES: Final = 256 << 20
 """The most that one batch may take without compression."""
 
-Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 NewRecord: TypeAlias = tuple[bytes | None, bytes | None, Headers, int | None]
 """Key, value, headers, and milliseconds since the epoch; None for the time at which it is written."""
-StoredRecord: TypeAlias = tuple[int, int, bytes | None, bytes | None, Headers]
-"""Offset, milliseconds since the epoch (-1 for none), key, value, headers."""
 
 
 class RecordTooLargeError(ClientError):
@@ -106,17 +113,17 @@ class NewRecords:
 
     def rows(self) -> RowsIn:
         """Return the records as columns for the encoder."""
-        keys = _column(self._keys) if self._keyed else None
+        keys = column_of(self._keys) if self._keyed else None
         times = _times_in(self._times) if self._timed else None
-        return RowsIn(len(self._values), keys, _column(self._values), self._headers_in(), times)
+        return RowsIn(len(self._values), keys, column_of(self._values), self._headers_in(), times)
 
     def _headers_in(self) -> HeadersIn | None:
         runs = self._headers
         if not any(run.names for run in runs):
             return None
-        places = _offsets(((len(run.names),), run.records) for run in runs)
-        names = _offsets((tuple(map(len, run.names)), run.records) for run in runs)
-        values = _offsets((run.sizes, run.records) for run in runs)
+        places = repeated_offsets([((len(run.names),), run.records) for run in runs])
+        names = repeated_offsets([(tuple(map(len, run.names)), run.records) for run in runs])
+        values = repeated_offsets([(run.sizes, run.records) for run in runs])
         nulls = None
         if any(run.nulls for run in runs):
             valid = [not null for run in runs for null in run.nulls or (False,) * len(run.names) * run.records]
@@ -124,24 +131,6 @@ class NewRecords:
         all_names = b"".join([b"".join(run.names) * run.records for run in runs])
         all_values = b"".join([run.values for run in runs])
         return 0, None, places, (0, None), (0, None, names, all_names), (0, nulls, values, all_values)
-
-
-def _offsets(runs: Iterable[tuple[tuple[int, ...], int]]) -> bytes:
-    """Return, as an Arrow buffer, the offset at which each item begins, and the end of the last one. The items' sizes
-    are given in runs: sizes, and how many times they repeat.
-    """
-    offsets = array("i")
-    end = 0
-    for sizes, times in runs:
-        step = sum(sizes)
-        of_run = array("i", bytes(4 * len(sizes) * times))
-        for place, start in enumerate(accumulate(sizes[:-1], initial=end) if sizes else ()):
-            starts = array("i", range(start, start + step * times, step)) if step else array("i", [start]) * times
-            of_run[place :: len(sizes)] = starts
-        offsets += of_run
-        end += step * times
-    offsets.append(end)
-    return offsets.tobytes()
 
 
 def build(
@@ -206,23 +195,13 @@ def _size(rows: RowsIn, row: int) -> int:
     return sum(len(part) for part in parts if part is not None)
 
 
-def _column(items: Sequence[bytes | None]) -> ColumnIn | None:
-    try:
-        data = b"".join(items)  # type: ignore[arg-type]
-    except TypeError:  # one is null
-        if not any(item is not None for item in items):
-            return None
-        return 0, *arrow_layout.column(items)[1:]
-    return 0, None, arrow_layout.offsets_of(map(len, items)), data  # type: ignore[arg-type]
-
-
 def _times_in(times: Sequence[int | None]) -> TimestampsIn:
     _, validity = arrow_layout.validity_of([time is not None for time in times])
     return 0, validity, array("q", [time or 0 for time in times]).tobytes(), 1
 
 
-class StoredRecords(Iterator[list[StoredRecord]]):
-    """The records of an answer to a Fetch, in lists that are bounded, from the offset `start` on.
+class StoredRecords(Iterator[RecordColumns]):
+    """The records of an answer to a Fetch, in lots that are bounded, from the offset `start` on.
 
     Control batches are left out, and the records of aborted transactions if the Fetch asked for committed ones alone.
     `kop.records.columns.UnreadableRecordsError` if an answer is damaged: no record is left out instead.
@@ -244,7 +223,7 @@ class StoredRecords(Iterator[list[StoredRecord]]):
 
     @property
     def next_offset(self) -> int:
-        """The first offset behind the lists so far: once all were taken, the offset to fetch from next, behind what was
+        """The first offset behind the lots so far: once all were taken, the offset to fetch from next, behind what was
         left out, too.
         """
         return self._columns.next_offset
@@ -256,25 +235,32 @@ class StoredRecords(Iterator[list[StoredRecord]]):
         """
         return self._columns.cut_off
 
-    def __next__(self) -> list[StoredRecord]:
-        return _records_of(next(self._columns))
+    def __next__(self) -> RecordColumns:
+        return _columns_of(next(self._columns))
 
 
-def _records_of(chunk: Chunk) -> list[StoredRecord]:
+def _columns_of(chunk: Chunk) -> RecordColumns:
     offsets = memoryview(chunk.offsets).cast("q").tolist()
-    times = [micros // 1000 for micros in memoryview(chunk.timestamps).cast("q").tolist()]
-    keys = arrow_layout.items(chunk.key) if chunk.key[0] < chunk.rows else repeat(None)
-    return list(zip(offsets, times, keys, arrow_layout.items(chunk.value), _headers_of(chunk), strict=False))
+    values = items_of(chunk.value)
+    others = chunk.rows, chunk.timestamps, chunk.key, chunk.headers  # without the values, which were copied
+
+    def rows() -> list[StoredRecord]:
+        count, timestamps, key, headers = others
+        times = [micros // 1000 for micros in memoryview(timestamps).cast("q").tolist()]
+        keys = items_of(key) if key[0] < count else repeat(None)
+        return list(zip(offsets, times, keys, values, _headers_of(count, headers), strict=False))
+
+    return RecordColumns(offsets, values, made_once(rows))
 
 
-def _headers_of(chunk: Chunk) -> Iterator[Headers]:
-    assert chunk.headers is not None, "headers were asked for"
-    (without, _, places), names, values = chunk.headers
-    if without == chunk.rows:
+def _headers_of(rows: int, headers: tuple[Lists, Column, Column] | None) -> Iterator[Headers]:
+    assert headers is not None, "headers were asked for"
+    (without, _, places), names, values = headers
+    if without == rows:
         return repeat(())
     entries = [
         (str(name, "utf-8"), value)
-        for name, value in zip(arrow_layout.items(names), arrow_layout.items(values), strict=True)
+        for name, value in zip(items_of(names), items_of(values), strict=True)
         if name is not None
     ]
     return iter([entries[start:end] for start, end in pairwise(memoryview(places).cast("i").tolist())])

@@ -13,10 +13,11 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from kop import clock
 from kop.client.offsets import TopicPartition
+from kop.client.record_columns import RecordColumns
 from kop.functions.call_base import RECORD_BYTES, CallBase, NackedError, check_publishes, too_large
 from kop.functions.context import Acked, Effect, InputRecord, Nacked, Publish
 from kop.functions.reading import Taken
-from kop.functions.serdes import Serde
+from kop.functions.serdes import Serde, all_decoded, quick_encoder
 from kop.functions.spec import FunctionSpec, Guarantee
 from kop.functions.state import StateChanges, StateError, StateLostError
 from kop.functions.watch import GENERATION, NOT_CALLING, OFFSET, PARTITION
@@ -105,10 +106,15 @@ class Calls(CallBase):
         """
         if self._open:
             records = records[: max(1, AHEAD_RECORDS - self._acks.ahead(partition))]
-        rest = iter(records)
+        columns = RecordColumns.of(records)
+        is_plain = self._code.plain is not None and deadline == float("inf")
+        rest = iter(()) if is_plain else iter(columns)
         number = 0
-        while number < len(records):
-            count, left = self._run(partition, records, rest, number, deadline)
+        while number < len(columns):
+            if is_plain:
+                count, left = self._run_plain(partition, columns[number:] if number else columns)
+            else:
+                count, left = self._run(partition, columns, rest, number, deadline)
             number += count
             if left is not None:
                 record, outcome = left
@@ -123,7 +129,7 @@ class Calls(CallBase):
     def _run(
         self,
         partition: TopicPartition,
-        records: Sequence[InputRecord],
+        records: RecordColumns,
         rest: Iterator[InputRecord],
         start: int,
         deadline: float,
@@ -175,27 +181,64 @@ class Calls(CallBase):
                 if not is_endless and (now() >= deadline or stopping()):
                     break
         except Exception as error:
-            return self._ran(partition, records, start, number, values, offsets, began), (record, error)
-        return self._ran(partition, records, start, number, values, offsets, began), left
+            left = record, error
+        self._ran(partition, records.offsets[start : start + number], values, offsets, began)
+        return number, left
+
+    def _run_plain(
+        self, partition: TopicPartition, records: RecordColumns
+    ) -> tuple[int, tuple[InputRecord, CallResult | Exception] | None]:
+        """Call a function that takes no context with messages, without a deadline, and end at the first that fails.
+
+        Returns how many are done, and the message that has failed with its error. No row of a message is made but that.
+        """
+        calling, call, serde = self._calling, self._code.plain, self._inputs[partition[0]]
+        assert call is not None
+        inputs = all_decoded(serde, records.values)
+        decode = serde.deserialize if inputs is None else None
+        serialize = self._output.serialize if self._spec.output else None
+        quick = quick_encoder(self._output)
+        encode = quick or serialize
+        values: list[bytes] = []
+        silent: list[int] = []
+        """The offsets of messages without a result."""
+        result, failure = None, None
+        began = clock.monotonic()
+        try:
+            for offset, value in zip(records.offsets, records.values if inputs is None else inputs, strict=True):
+                calling[OFFSET] = offset
+                result = call(value if decode is None else decode(value))
+                if result is None or encode is None or serialize is None:
+                    silent.append(offset)
+                    continue
+                data = encode(result)
+                if len(data) > RECORD_BYTES:
+                    raise too_large("the result", len(data))
+                values.append(data)
+        except Exception as error:
+            failure = error if quick is None else _better(error, self._output, result)
+        number = len(values) + len(silent)
+        offsets = records.offsets[:number]
+        without = set(silent)
+        done = [offset for offset in offsets if offset not in without] if without else offsets
+        self._ran(partition, offsets, values, done, began)
+        return number, None if failure is None else (records[number], failure)
 
     def _ran(
         self,
         partition: TopicPartition,
-        records: Sequence[InputRecord],
-        start: int,
-        number: int,
+        called: Sequence[int],
         values: Sequence[bytes],
         offsets: Sequence[int],
         began: float,
-    ) -> int:
-        """Add the results of `number` messages, those of `records` from `start` on, to the outputs, and note that they
-        are done; returns `number`. `values` and `offsets` are of the messages that have a result.
+    ) -> None:
+        """Add the results of messages to the outputs, and note that the messages are done, whose offsets `called` has.
+        `values` and `offsets` are of the messages that have a result.
         """
-        if number:
+        if called:
             self._outputs.add_results(self._spec.output, partition, values, offsets)
-            self._acks.all_done(partition, records[start][0], number, records[start + number - 1][0] + 1)
-            self._stats.called(number, clock.monotonic() - began)
-        return number
+            self._acks.all_done(partition, called[0], len(called), called[-1] + 1)
+            self._stats.called(len(called), clock.monotonic() - began)
 
     def _begin(self, partition: TopicPartition) -> None:
         """Note for the watch, in the memory `calling`, that messages of a partition are going to be called."""
@@ -417,3 +460,15 @@ class Calls(CallBase):
             return self._given(await self._code.call(value, context), effects, began)
         except Exception as error:
             return error
+
+
+def _better(error: Exception, serde: Serde, result: Any) -> Exception:
+    """Return the error with which the serde refuses the last result of a function, since that of a quick encoder has no
+    reason for people; `error`, which is the function's own, if the serde takes the result.
+    """
+    try:
+        if result is not None:
+            serde.serialize(result)
+    except Exception as better:
+        return better
+    return error

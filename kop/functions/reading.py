@@ -20,6 +20,7 @@ from kop.client.connection import RETRY_SECONDS, SETTLE_SECONDS, TEMPORARY
 from kop.client.errors import ClientError
 from kop.client.offsets import EARLIEST, Offsets, TopicPartition
 from kop.client.read_client import GONE, OUT_OF_RANGE, Fetched, FetchSettings, ReadClient
+from kop.client.record_columns import RecordColumns
 from kop.records import arrow
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ PARTITION_AHEAD_BYTES: Final = 4 << 20
 MORE_BYTES: Final = 32 << 10
 """Bytes of an answer from which on more is read at once. Behind a smaller one little is waiting: it is read when it is
 wanted, with all that has come until then, instead of a record at a time."""
+_NO_RECORDS: Final = RecordColumns((), (), tuple)
 
 
 class Taken(NamedTuple):
@@ -42,7 +44,7 @@ class Taken(NamedTuple):
 
     partition: TopicPartition
     records: Any
-    """A sequence of InputRecord, or a record batch of Arrow."""
+    """RecordColumns or another sequence of InputRecord, or a record batch of Arrow."""
     next_offset: int
     """The first offset behind them. Offsets before it that have no record have none for a reader of committed ones."""
 
@@ -178,7 +180,7 @@ class ReadAhead:
                 self._bytes -= size
             else:
                 ahead.taken = end
-                behind = records.column("offset")[end].as_py() if self._batches else records[end][0]
+                behind = records.column("offset")[end].as_py() if self._batches else records.offsets[end]
             taken.append(Taken(partition, some, behind))
         return got
 
@@ -261,7 +263,7 @@ class ReadAhead:
                 size = stored.cut_off
                 self._fetch = replace(self._fetch, partition_bytes=size, max_bytes=max(size, self._fetch.max_bytes))
             return
-        chunks.append(([], stored.next_offset, len(answer.records)))
+        chunks.append((_NO_RECORDS, stored.next_offset, len(answer.records)))
         with self._changed:
             ahead = self._ahead[partition]
             ahead.position = stored.next_offset

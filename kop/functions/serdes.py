@@ -15,7 +15,7 @@ import pickle
 import re
 import types
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, Union, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
@@ -175,6 +175,27 @@ class _Text:
             return input.encode()
         except UnicodeEncodeError as error:
             raise SerdeError(f"the result is no UTF-8: {error}") from None
+
+
+def all_decoded(serde: Serde, values: Sequence[bytes | None]) -> Sequence[Any] | None:
+    """Return the inputs that a serde makes of values; None if it has to be asked for each value, because of the kind of
+    serde or of a value.
+    """
+    if type(serde) is _Bytes and None not in values:
+        return values
+    if type(serde) is not _Text:
+        return None
+    try:
+        return [*map(bytes.decode, values)]  # type: ignore[arg-type]
+    except (TypeError, UnicodeDecodeError):  # a null, or no UTF-8
+        return None
+
+
+def quick_encoder(serde: Serde) -> Callable[[Any], bytes] | None:
+    """Return a function that makes the bytes of a result as the serde does, but raises other errors for what it
+    refuses; None if there is none.
+    """
+    return str.encode if type(serde) is _Text else None
 
 
 class _Number:

@@ -1,6 +1,7 @@
 """Kafka records <-> buffers of Arrow arrays: the specification, in plain Python. `kop._native` is its compiled twin.
 
-Owns: which parts of a record are a row, and back; where rows are cut into chunks and pieces; the digest of rows.
+Owns: which parts of a record are a row, and back; where rows are cut into chunks and pieces; the digest of rows; lists
+of items into columns, and back.
 Must not know: the layout of buffers (`arrow_layout`), headers of batches, compression, transactions (`columns`).
 """
 
@@ -8,11 +9,13 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from itertools import chain, pairwise
 from typing import Final
 
 from kop.records import arrow_layout as layout
-from kop.records.arrow_layout import ChunkParts, ColumnIn, HeadersIn, NumbersIn, TimestampsIn
+from kop.records.arrow_layout import ChunkParts, Column, ColumnIn, HeadersIn, NumbersIn, TimestampsIn
 from kop.records.partitioning import partition_of
 from kop.records.record import Buffer, content_of, frames, headers_of, key_and_value, put_record
 
@@ -20,6 +23,36 @@ SECTION_WEIGHT: Final = 4
 """The bytes of a chunk, at most, that one byte of a record's headers takes."""
 DIGEST_BYTES: Final = 16
 _MIN, _MAX = -(2**63), 2**63 - 1
+
+
+def items_of(made: Column) -> list[bytes | None]:
+    """Return the items of a column that `RowBuilder` or `column_of` made."""
+    nulls, validity, places, data = made
+    present = [data[start:end] for start, end in pairwise(memoryview(places).cast("i").tolist())]
+    if not nulls or validity is None:
+        return list(present)
+    bits = int.from_bytes(validity, "little")
+    return [item if bits >> row & 1 else None for row, item in enumerate(present)]
+
+
+def column_of(items: list[bytes | None]) -> Column:
+    """Return the Arrow buffers of a column with these items. INVALID_RECORD if they take 2 GiB and more."""
+    present = [item or b"" for item in items]
+    return *layout.validity_of([item is not None for item in items]), _offsets(map(len, present)), b"".join(present)
+
+
+def repeated_offsets(runs: Sequence[tuple[tuple[int, ...], int]]) -> bytes:
+    """Return, as an Arrow buffer, the offset at which each item begins, and the end of the last one. The items' sizes
+    are given in runs: sizes, and how many times they repeat. INVALID_RECORD if the items take 2 GiB and more.
+    """
+    return _offsets(chain.from_iterable(sizes * times for sizes, times in runs))
+
+
+def _offsets(sizes: Iterable[int]) -> bytes:
+    try:
+        return layout.offsets_of(sizes)
+    except OverflowError:
+        raise layout.invalid("2 GiB and more in a column") from None
 
 
 class RowBuilder:
@@ -88,10 +121,10 @@ class RowBuilder:
             return None
         keys, values, offsets, micros, kinds, counts = zip(*self._rows, strict=True)
         lists = *layout.validity_of([count > 0 for count in counts]), layout.offsets_of(counts)
-        headers = (lists, layout.column(self._names), layout.column(self._contents)) if self._with_headers else None
+        headers = (lists, column_of(self._names), column_of(self._contents)) if self._with_headers else None
         self._size, self._rows, self._names, self._contents = 0, [], [], []
         numbers = array("q", offsets).tobytes(), array("q", micros).tobytes(), array("i", kinds).tobytes()
-        return len(offsets), offsets[-1] + 1, layout.column(keys), layout.column(values), *numbers, headers
+        return len(offsets), offsets[-1] + 1, column_of(keys), column_of(values), *numbers, headers
 
 
 def encode_rows(

@@ -1,4 +1,4 @@
-"""The layout of rows in the buffers of Arrow arrays: lists into buffers, single items out of buffers. Without pyarrow.
+"""The layout of rows in the buffers of Arrow arrays: validity, offsets, single items out of buffers. Without pyarrow.
 
 Owns: which buffers a column and a chunk have, what is in them, and that no buffer is read beyond its end.
 Must not know: records (`kop.records._pure_arrow`), batches, pyarrow (`kop.records.arrow`).
@@ -23,7 +23,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import TypeAlias
 
 from kop.errors import ErrorCode, PeerError
@@ -56,22 +56,6 @@ def validity_of(valid: Sequence[bool]) -> tuple[int, bytes | None]:
 def offsets_of(sizes: Iterable[int]) -> bytes:
     """Return the positions at which items of these sizes begin, and the end of the last one, as an offsets buffer."""
     return array("i", accumulate(sizes, initial=0)).tobytes()
-
-
-def column(items: Sequence[bytes | None]) -> Column:
-    """Return the Arrow buffers of a column with these items."""
-    present = [item or b"" for item in items]
-    return *validity_of([item is not None for item in items]), offsets_of(map(len, present)), b"".join(present)
-
-
-def items(made: Column) -> list[bytes | None]:
-    """Return the items of a column out of its Arrow buffers."""
-    nulls, validity, places, data = made
-    present = [data[start:end] for start, end in pairwise(memoryview(places).cast("i").tolist())]
-    if not nulls or validity is None:
-        return list(present)
-    bits = int.from_bytes(validity, "little")
-    return [item if bits >> row & 1 else None for row, item in enumerate(present)]
 
 
 def item_of(items: ColumnIn | None, row: int) -> bytes | None:

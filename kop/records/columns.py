@@ -336,6 +336,23 @@ def encode_columns(rows: RowsIn, settings: EncodeSettings) -> Iterator[Encoded]:
             sequence = add_sequence(sequence, taken)
 
 
+def items_of(column: Column) -> list[bytes | None]:
+    """Return the items of a column of a chunk."""
+    return twin.items_of(column)
+
+
+def column_of(items: list[bytes | None]) -> ColumnIn:
+    """Return a column to write with these items. PeerError: INVALID_RECORD if they take 2 GiB and more."""
+    return 0, *twin.column_of(items)[1:]
+
+
+def repeated_offsets(runs: Sequence[tuple[tuple[int, ...], int]]) -> bytes:
+    """Return, as an Arrow buffer, the offset at which each item begins, and the end of the last one. The items' sizes
+    are given in runs: sizes, and how many times they repeat. PeerError: INVALID_RECORD if they take 2 GiB and more.
+    """
+    return twin.repeated_offsets(runs)
+
+
 def key_partitions(rows: int, key: ColumnIn, count: int) -> tuple[int, bytes | None, bytes]:
     """Return for each key the partition, of `count`, that Kafka's default partitioner chooses, as a column: null count,
     validity, int32.

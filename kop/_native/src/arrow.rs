@@ -70,11 +70,56 @@ pub struct Column {
 }
 
 impl Column {
-    fn push(&mut self, item: Option<&[u8]>) -> Result<()> {
+    pub fn push(&mut self, item: Option<&[u8]>) -> Result<()> {
         self.validity.push(item.is_some());
         self.data.extend_from_slice(item.unwrap_or_default());
         self.offsets.push(self.data.len())
     }
+}
+
+/// A column whose items are wanted one by one.
+pub struct ItemsIn<'a> {
+    pub validity: Option<&'a [u8]>,
+    pub offsets: &'a [u8],
+    pub data: &'a [u8],
+}
+
+impl<'a> ItemsIn<'a> {
+    pub fn rows(&self) -> usize {
+        (self.offsets.len() / 4).saturating_sub(1)
+    }
+
+    pub fn item(&self, row: usize) -> Result<Option<&'a [u8]>> {
+        if let Some(bits) = self.validity {
+            match bits.get(row / 8) {
+                None => return record_fault("a buffer of validity that is too short"),
+                Some(byte) if byte >> (row % 8) & 1 == 0 => return Ok(None),
+                Some(_) => (),
+            }
+        }
+        let at = |place: usize| {
+            let bytes = self.offsets.get(4 * place..4 * place + 4)?;
+            i32::from_ne_bytes(bytes.try_into().ok()?).try_into().ok()
+        };
+        match at(row).zip(at(row + 1)).and_then(|(start, end): (usize, usize)| self.data.get(start..end)) {
+            None => record_fault(format!("offsets of row {row} that are not in its column")),
+            item => Ok(item),
+        }
+    }
+}
+
+/// The offsets of items whose sizes come in runs: sizes, and how many times they repeat.
+pub fn repeated_offsets(runs: &[(Vec<usize>, usize)]) -> Result<Offsets> {
+    let (mut offsets, mut end) = (Offsets::default(), 0);
+    for (sizes, times) in runs {
+        for _ in 0..*times {
+            for size in sizes {
+                end += size;
+                offsets.push(end)?;
+            }
+        }
+    }
+    Ok(offsets)
 }
 
 #[derive(Default)]

@@ -39,7 +39,7 @@ mod _native {
 
     /// As in `kop.compiled`: a build from other sources is not taken.
     #[pymodule_export]
-    const FORMAT: u32 = 20;
+    const FORMAT: u32 = 21;
 
     #[pymodule_export]
     use crate::direct::{DirectAnswer, DirectBudget, DirectRequests, DirectWriter, Outgoing};
@@ -522,6 +522,51 @@ mod _native {
         let (records, taken, base_timestamp, max_timestamp) =
             crate::arrow::encode(&lent, first_row, rows, now, room).map_err(|fault| fault.raise(py))?;
         Ok((PyBytes::new(py, &records), taken, base_timestamp, max_timestamp))
+    }
+
+    #[pyfunction]
+    fn items_of<'py>(
+        py: Python<'py>,
+        made: (usize, Option<PyBuffer<u8>>, PyBuffer<u8>, PyBuffer<u8>),
+    ) -> PyResult<Bound<'py, PyList>> {
+        let (nulls, validity, offsets, data) = &made;
+        let bits = validity.as_ref().map(|bits| lent(py, bits)).transpose()?;
+        let column = crate::arrow::ItemsIn {
+            validity: bits.filter(|_| *nulls > 0),
+            offsets: lent(py, offsets)?,
+            data: lent(py, data)?,
+        };
+        let found = (0..column.rows())
+            .map(|row| column.item(row).map(|item| item.map(|bytes| PyBytes::new(py, bytes))))
+            .collect::<crate::faults::Result<Vec<_>>>()
+            .map_err(|fault| fault.raise(py))?;
+        PyList::new(py, found)
+    }
+
+    type MadeColumn<'py> = (usize, Option<Bound<'py, PyBytes>>, Bound<'py, PyBytes>, Bound<'py, PyBytes>);
+
+    #[pyfunction]
+    fn column_of<'py>(py: Python<'py>, items: &Bound<'py, PyList>) -> PyResult<MadeColumn<'py>> {
+        let mut made = crate::arrow::Column::default();
+        for item in items {
+            let pushed = if item.is_none() {
+                made.push(None)
+            } else if let Ok(bytes) = item.downcast::<PyBytes>() {
+                made.push(Some(bytes.as_bytes()))
+            } else {
+                let buffer = PyBuffer::get(&item)?;
+                made.push(Some(lent(py, &buffer)?))
+            };
+            pushed.map_err(|fault| fault.raise(py))?;
+        }
+        let bits = made.validity.bits().map(|bits| PyBytes::new(py, bits));
+        Ok((made.validity.nulls, bits, PyBytes::new(py, &made.offsets.0), PyBytes::new(py, &made.data)))
+    }
+
+    #[pyfunction]
+    fn repeated_offsets<'py>(py: Python<'py>, runs: Vec<(Vec<usize>, usize)>) -> PyResult<Bound<'py, PyBytes>> {
+        let offsets = crate::arrow::repeated_offsets(&runs).map_err(|fault| fault.raise(py))?;
+        Ok(PyBytes::new(py, &offsets.0))
     }
 
     type LentNumbers = (usize, Bits, PyBuffer<u8>);

@@ -55,6 +55,8 @@ from kop.spark.mesh.starts import Starts
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 0.2
+ONCE_LOOK_SECONDS: Final = 0.05
+"""The seconds between two looks if `once`: the end of the mesh waits for the last one."""
 PARTITIONS_SECONDS: Final = 10.0
 """The seconds between two looks for topics and partitions that came later."""
 REPORT_SECONDS: Final = 1.0
@@ -71,6 +73,7 @@ _KEPT_TEXTS: Final = 10
 """The number of ended calls of a function that are told."""
 BATCH_END_SECONDS: Final = 1.0
 """The seconds that the end of a mesh waits for a batch of a source or a sink; one that is cut off is done again."""
+BATCH_LOOK_SECONDS: Final = 0.01
 NO_REVISION: Final = -1
 
 
@@ -507,7 +510,9 @@ class MeshDriver:
         """
         left = self._phases()
         current: list[_Query] = [] if self._once else self._queries
-        while not self._stopping.wait(LOOK_SECONDS):
+        seconds = 0.0
+        while not self._stopping.wait(seconds):
+            seconds = ONCE_LOOK_SECONDS if self._once else LOOK_SECONDS
             now = clock.monotonic()
             if self._election.is_lost:
                 self._say(f"{self._name} has another driver now, {self._election.who()}")
@@ -620,8 +625,7 @@ class MeshDriver:
                 self._hub.end_tasks(query.name)
                 self._hub.wait_until_none(END_SECONDS, query.name)
                 if query.query is not None:
-                    with suppress(Exception):
-                        query.query.stop()
+                    _stop(query.query)
                 query.remove_checkpoint()
                 query.query, query.due = None, 0.0
 
@@ -650,8 +654,7 @@ class MeshDriver:
         for query in old:
             self._hub.end_tasks(query.name)
             if query.query is not None:
-                with suppress(Exception):
-                    query.query.stop()
+                _stop(query.query)
             if query.planner is not None:
                 query.planner.close()
             query.remove_checkpoint()
@@ -877,8 +880,7 @@ class MeshDriver:
         """
         for query in self._queries:
             if query.query is not None:
-                with suppress(Exception):
-                    query.query.stop()
+                _stop(query.query)
             query.query = None
         self._remove_checkpoints()
 
@@ -898,6 +900,18 @@ class MeshDriver:
         self._election.close()
         for other in (self._hub, self._topic, self._reports, self._edges):
             other.close()
+
+
+def _stop(query: Any) -> None:
+    """Stop a query of Spark, once the batch whose tasks have ended is over, for up to 1 s: Spark ends the Python workers
+    of a batch that it breaks off, and the next query would wait for new ones.
+    """
+    end = clock.monotonic() + BATCH_END_SECONDS
+    with suppress(Exception):
+        while query.status["isDataAvailable"] and clock.monotonic() < end:
+            threading.Event().wait(BATCH_LOOK_SECONDS)  # Spark does not say when a batch ends
+    with suppress(Exception):
+        query.stop()
 
 
 def _stopped(query: _Query) -> _Query:

@@ -20,7 +20,7 @@ import os
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
 from functools import partial
-from itertools import repeat
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, overload
 
 from kop import clock
@@ -28,6 +28,7 @@ from kop.client.batches import NewRecord
 from kop.client.errors import ClientError, NoTransactionsError
 from kop.client.offsets import EARLIEST, TopicPartition
 from kop.client.read_client import ReadClient
+from kop.client.record_columns import RecordColumns, made_once
 from kop.client.write_client import Identity, WriteClient
 from kop.errors import without_frames
 from kop.functions import origins
@@ -204,8 +205,10 @@ class ChainOutputs(Outputs):
             for topic in component.inner
         }
         self._private = component.private
-        self._records_for: list[dict[TopicPartition, list[InputRecord]]] = [{} for _ in component.steps]
-        """The records that each function is to be called with, by the function's number."""
+        self._records_for: list[dict[TopicPartition, list[RecordColumns | list[InputRecord]]]] = [
+            {} for _ in component.steps
+        ]
+        """The lots of records that each function is to be called with, by the function's number."""
         self._last: dict[TopicPartition, int] = {}
         self.floor = 0
         """The offset of the input record that goes through the functions."""
@@ -214,14 +217,18 @@ class ChainOutputs(Outputs):
         """Return the records that other functions have given to a function, by topic and partition, and forget them
         here: each is returned once. `number` is the function's place in the order of calls.
         """
-        records_of, self._records_for[number] = self._records_for[number], {}
-        return [Taken(place, records, records[-1][0] + 1) for place, records in records_of.items()]
+        lots_of, self._records_for[number] = self._records_for[number], {}
+        taken = []
+        for place, lots in lots_of.items():
+            records = RecordColumns.of(lots[0] if len(lots) == 1 else [*chain.from_iterable(lots)])
+            taken.append(Taken(place, records, records.offsets[-1] + 1))
+        return taken
 
     def discard(self) -> None:
         """Forget the outputs that were added and not written, and the records that were not handed on yet."""
         super().discard()
-        for records_of in self._records_for:
-            records_of.clear()
+        for lots_of in self._records_for:
+            lots_of.clear()
 
     def add(self, topic: str, source: int, record: NewRecord) -> None:
         """Add a record for a topic: hand it to the functions that read it, and keep it to be written unless the topic
@@ -243,10 +250,15 @@ class ChainOutputs(Outputs):
             first = max(self._last.get(place, -1) + 1, self.floor)
             numbers = range(first, first + len(values))
             self._last[place] = numbers[-1]
-            headers = map(OriginHeaders, repeat(source), offsets)
-            records = list(zip(numbers, repeat(clock.wall_ms()), repeat(None), values, headers, strict=False))
+            now = clock.wall_ms()
+
+            def rows() -> list[InputRecord]:
+                headers = map(OriginHeaders, repeat(source), offsets)
+                return list(zip(numbers, repeat(now), repeat(None), values, headers, strict=False))
+
+            records = RecordColumns(numbers, values, made_once(rows))
             for reader in self._readers[topic]:
-                self._records_for[reader].setdefault(place, []).extend(records)
+                self._records_for[reader].setdefault(place, []).append(records)
 
     def add_batch(self, place: TopicPartition, source: int, batch: pa.RecordBatch) -> None:
         """Add a batch of rows for the topic and partition `place`, as `add` does; `source` is the partition that their
@@ -287,7 +299,10 @@ class ChainOutputs(Outputs):
         self._last[place] = number
         record = number, now, key, value, headers
         for reader in self._readers[place[0]]:
-            self._records_for[reader].setdefault(place, []).append(record)
+            lots = self._records_for[reader].setdefault(place, [])
+            if not lots or isinstance(lots[-1], RecordColumns):
+                lots.append([])
+            lots[-1].append(record)
 
 
 class _States:
@@ -513,7 +528,9 @@ class Lane:
         return min(times, default=None)
 
     def feed(self, taken: Taken) -> None:
-        """Add records to process, without processing them yet; they follow those that were added before."""
+        """Add records (RecordColumns) to process, without processing them yet; they follow those that were added
+        before.
+        """
         self._end.begin([taken])
         self._pending.append(taken)
         self.fed = taken.next_offset
@@ -528,7 +545,7 @@ class Lane:
         while self.has_work and not stopping():
             taken = self._pending.popleft()
             is_single = taken.next_offset <= self._single_until or (
-                len(taken.records) > 0 and taken.records[0][0] < self._single_until
+                len(taken.records) > 0 and taken.records.offsets[0] < self._single_until
             )
             piece = self._cut(taken, 1 if is_single else self._size)
             self._unwritten.append(piece)
@@ -592,7 +609,7 @@ class Lane:
             return taken
         rest = taken._replace(records=taken.records[count:])
         self._pending.appendleft(rest)
-        return Taken(taken.partition, taken.records[:count], rest.records[0][0])
+        return Taken(taken.partition, taken.records[:count], rest.records.offsets[0])
 
     def _through(self, piece: Taken) -> None:
         """Call the functions that read this partition with the records of `piece`, each without those that its group
@@ -600,13 +617,13 @@ class Lane:
         """
         self._calls_file.piece(self.place, piece.next_offset - 1)
         if piece.records:
-            self._outputs.floor = piece.records[0][0]
+            self._outputs.floor = piece.records.offsets[0]
         for step, calls in zip(self._steps, self._calls, strict=True):
             if self._reads(step):
                 start = self._starts[step.spec.name]
                 records = piece.records
-                if records and records[0][0] < start:  # this function is ahead of another one that reads the same
-                    records = [record for record in records if record[0] >= start]
+                if records and records.offsets[0] < start:  # this function is ahead of another one that reads the same
+                    records = records.since(start)
                 _take_all(calls, piece._replace(records=records))
         self._pump()
 

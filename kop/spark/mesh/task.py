@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -391,5 +391,4 @@ def _before(taken: Taken, end: int) -> Taken:
     """Return `taken` with only its records before the offset `end`, as if no further ones had been read."""
     if taken.next_offset <= end:
         return taken
-    records: Sequence[Any] = [record for record in taken.records if record[0] < end]
-    return Taken(taken.partition, records, end)
+    return Taken(taken.partition, taken.records.before(end), end)
