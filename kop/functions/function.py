@@ -99,7 +99,7 @@ def _make_importable(folders: Sequence[str]) -> None:
     for folder in reversed(folders):
         if folder not in sys.path:
             sys.path.insert(0, folder)
-    importlib.invalidate_caches()
+        sys.path_importer_cache.pop(folder, None)  # its files may be new; other finders may take long to look again
 
 
 class _SourceAlone(SourceFileLoader):

@@ -44,7 +44,7 @@ PATIENCE_SECONDS: Final = 30.0
 WAIT_MS: Final = 250
 """The milliseconds that a Fetch of the tail waits at most: what comes is known at once, but for what another server
 leads."""
-JOINING_WAIT_MS: Final = 50
+JOINING_WAIT_MS: Final = 20
 """The milliseconds that it waits while the group has not dealt who leads: it may be this worker, who then begins."""
 WINDOW: Final = 5 * KNOWN_REQUESTS
 """The number of offsets of the topic of requests, before its end, that are read: a request takes about three."""

@@ -55,6 +55,8 @@ from kop.spark.mesh.starts import Starts
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 0.2
+TURN_SECONDS: Final = 0.05
+"""The seconds between two looks if it is this driver's turn: most have the mesh at once, and wait for nobody."""
 ONCE_LOOK_SECONDS: Final = 0.05
 """The seconds between two looks if `once`: the end of the mesh waits for the last one."""
 PARTITIONS_SECONDS: Final = 10.0
@@ -278,7 +280,7 @@ class MeshDriver:
             if why and why != told:
                 told = why
                 self._say(f"{self._name} {why}")
-            self._stopping.wait(LOOK_SECONDS)
+            self._stopping.wait(TURN_SECONDS)
         return None
 
     # -- its beginning
