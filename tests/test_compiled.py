@@ -29,7 +29,7 @@ from kop.wire.primitives import MOST_ELEMENTS
 
 SOURCE = Path(compiled.__file__).parent / "_native/src/lib.rs"
 CLASSES = SOURCE.with_name("direct")
-OF_FORMAT = (21, "ff5512e131534770")
+OF_FORMAT = (21, "f7e91e70ccfc37a9")
 """A number, and the digest of the functions that it stands for."""
 
 

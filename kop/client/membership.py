@@ -23,6 +23,8 @@ from kop.client.write_client import MemberIdentity
 log = logging.getLogger(__name__)
 
 POLL_MS: Final = 100
+JOINING_POLL_MS: Final = 20
+"""The milliseconds of a poll until the members are known: whoever has just begun waits for that."""
 SETTLE_SECONDS: Final = 30.0
 """The seconds that a group waits for a member to join again, and a member for a group that deals partitions."""
 LOOK_SECONDS: Final = 1.0
@@ -160,7 +162,7 @@ class Membership:
             consumer.subscribe([self._partition.topic], listener=_Listener(self, consumer))
             look = settled = clock.monotonic()
             while not self._over.is_set() and not self._anew:
-                consumer.poll(timeout_ms=POLL_MS)
+                consumer.poll(timeout_ms=POLL_MS if self._peers else JOINING_POLL_MS)
                 if consumer.group_metadata().state is MemberState.STABLE:
                     settled = clock.monotonic()
                     self.failure = None

@@ -192,27 +192,25 @@ class Calls(CallBase):
 
         Returns how many are done, and the message that has failed with its error. No row of a message is made but that.
         """
-        calling, call, serde = self._calling, self._code.plain, self._inputs[partition[0]]
+        calling, call, serde, most = self._calling, self._code.plain, self._inputs[partition[0]], RECORD_BYTES
         assert call is not None
         inputs = all_decoded(serde, records.values)
         decode = serde.deserialize if inputs is None else None
-        serialize = self._output.serialize if self._spec.output else None
         quick = quick_encoder(self._output)
-        encode = quick or serialize
+        encode = (quick or self._output.serialize) if self._spec.output else None
         values: list[bytes] = []
         silent: list[int] = []
         """The offsets of messages without a result."""
         result, failure = None, None
         began = clock.monotonic()
         try:
-            for offset, value in zip(records.offsets, records.values if inputs is None else inputs, strict=True):
-                calling[OFFSET] = offset
+            for calling[OFFSET], value in zip(records.offsets, inputs or records.values, strict=True):
                 result = call(value if decode is None else decode(value))
-                if result is None or encode is None or serialize is None:
-                    silent.append(offset)
+                if result is None or encode is None:
+                    silent.append(calling[OFFSET])
                     continue
                 data = encode(result)
-                if len(data) > RECORD_BYTES:
+                if len(data) > most:
                     raise too_large("the result", len(data))
                 values.append(data)
         except Exception as error:

@@ -35,7 +35,7 @@ def items_of(made: Column) -> list[bytes | None]:
     return [item if bits >> row & 1 else None for row, item in enumerate(present)]
 
 
-def column_of(items: list[bytes | None]) -> Column:
+def column_of(items: Sequence[bytes | None]) -> Column:
     """Return the Arrow buffers of a column with these items. INVALID_RECORD if they take 2 GiB and more."""
     present = [item or b"" for item in items]
     return *layout.validity_of([item is not None for item in items]), _offsets(map(len, present)), b"".join(present)

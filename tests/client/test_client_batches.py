@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from kop.client.batches import NewRecord, RecordTooLargeError, StoredRecord, StoredRecords, build
+from kop.client.batches import NewRecord, RecordTooLargeError, StoredRecords, build
 from kop.client.read_client import Fetched
+from kop.client.record_columns import StoredRecord
 from kop.client.write_client import Identity
 from kop.compiled import compiled
 from kop.records import _pure_arrow, columns
@@ -132,7 +133,7 @@ def test_the_clients_need_no_pyarrow() -> None:
         "from kop.client import batches, properties, read_client, write_client\n"
         "((batch, _),) = batches.build([(b'k', b'v', [('h', None)], 1)], write_client.Identity(-1, -1), -1, now=1)\n"
         "fetched = read_client.Fetched(bytes(batch), 0, 0, 0, ())\n"
-        "print(*batches.StoredRecords(fetched, ('t', 0), 0))"
+        "print(*map(list, batches.StoredRecords(fetched, ('t', 0), 0)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[(0, 1, b'k', b'v', [('h', None)])]"

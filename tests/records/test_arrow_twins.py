@@ -20,7 +20,7 @@ from support.damage import damaged
 from support.examples import examples
 
 from kop.compiled import compiled
-from kop.errors import KopError
+from kop.errors import ErrorCode, KopError, PeerError
 from kop.records import _pure_arrow, arrow, columns
 from kop.records.batch import HEADER_SIZE, Codec, Record, build, iter_records, read_header, records_of
 from kop.records.markers import build_marker
@@ -440,3 +440,50 @@ def test_a_damaged_response_gives_both_twins_the_same(
         answers[0][0], list
     ):  # what is not refused is a part of the log: bytes outside of checksums may differ
         assert {row[1:4] for row in answers[0][0]} <= {row[1:4] for row in log[2]}
+
+
+# -- columns of items
+
+
+item_lists = st.lists(st.sampled_from(BYTES), max_size=40)
+
+
+@settings(deadline=None, max_examples=examples(100))
+@given(item_lists, seeds)
+def test_items_become_a_column_and_come_back(items: list[bytes | None], seed: int) -> None:
+    column = _pure_arrow.column_of(items)
+    assert native.column_of(items) == column
+    assert native.items_of(column) == _pure_arrow.items_of(column) == items
+    if native is not _pure_arrow:  # which is given only what it has made itself
+        hurt = broken(column, seed)
+        got = outcome(lambda: native.items_of(hurt))
+        assert isinstance(got, tuple) or len(got) == max(0, len(hurt[2]) // 4 - 1)
+
+
+def test_other_buffers_are_items() -> None:
+    items: Any = [bytearray(b"a"), memoryview(b"bc"), None]
+    assert native.column_of(items) == _pure_arrow.column_of(items)
+    with pytest.raises((TypeError, BufferError)):
+        native.column_of([1])
+
+
+runs = st.lists(st.tuples(st.lists(st.integers(0, 9), max_size=4).map(tuple), st.integers(0, 5)), max_size=6)
+
+
+@settings(deadline=None, max_examples=examples(100))
+@given(runs)
+def test_sizes_in_runs_are_offsets(some: list[tuple[tuple[int, ...], int]]) -> None:
+    expected, end = [0], 0
+    for sizes, times in some:
+        for size in sizes * times:
+            end += size
+            expected.append(end)
+    for twin in (_pure_arrow, native):
+        assert memoryview(twin.repeated_offsets(some)).cast("i").tolist() == expected
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_too_much_for_a_column_is_refused(twin: Any) -> None:
+    with pytest.raises(PeerError, match="in a column") as refused:
+        twin.repeated_offsets([((2**30,), 1), ((2**30,), 1)])
+    assert refused.value.code == ErrorCode.INVALID_RECORD

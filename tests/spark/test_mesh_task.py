@@ -402,6 +402,61 @@ def test_a_partition_that_is_added_is_read_from_its_beginning(meshes: Meshes) ->
     assert meshes.values("out16") == ["w=1", "w=1"]
 
 
+SEES = """
+def process(text: str, context) -> str:
+    origin = context.get_message_properties()["__pfn_input_topic__"]
+    return f"{text} of {origin} at {context.get_message_id()}"
+"""
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_functions_behind_a_plain_one_see_its_results_and_whence_they_came(meshes: Meshes, private: bool) -> None:
+    source, mid, out = (f"{topic}-sees-{private}" for topic in ("in", "mid", "out"))
+    meshes.broker.create_topic(source, partitions=1)
+    odd = meshes.step("def process(text: str):\n    return text if int(text) % 2 else None\n", source, mid)
+    work = meshes.work(
+        odd, meshes.step(SEES, mid, out, inner=True), private=frozenset({mid}) if private else frozenset()
+    )
+    meshes.broker.produce(source, [str(number) for number in range(6)])
+    rows = meshes.drain(work)
+    assert [value.split(" at ")[0] for value in meshes.values(out)] == [f"{n} of {source}" for n in (1, 3, 5)]
+    assert [row["processed"] for row in rows] == [6, 3]
+
+
+SPREADS = """
+def process(text: str) -> {kind}:
+    if text == "2":
+        return {bad}
+    return {good}
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "bad", "good", "told"),
+    [
+        ("str", r"'\ud800'", "text", "the result is no UTF-8"),
+        ("str", "b'2'", "text", "the result is a bytes, which must be a str"),
+        ("bytes", "'2'", "text.encode()", "the result is a str, which must be bytes"),
+        ("str", "'x' * 10_000_000", "text", "the result"),
+    ],
+)
+def test_a_result_in_the_middle_that_cannot_be_written_is_given_up_alone(
+    meshes: Meshes, kind: str, bad: str, good: str, told: str
+) -> None:
+    name = f"{kind}-{abs(hash((bad, good)))}"
+    meshes.broker.create_topic(f"in-{name}", partitions=1)
+    code = SPREADS.format(kind=kind, bad=bad, good=good)
+    last = meshes.step(code, f"mid-{name}", f"out-{name}", inner=True, max_message_retries=0,
+                       dead_letter_topic=f"dead-{name}")  # fmt: skip
+    work = meshes.work(meshes.step(A.format(""), f"in-{name}", f"mid-{name}"), last, private=frozenset({f"mid-{name}"}))
+    meshes.broker.produce(f"in-{name}", ["1", "2", "3"])
+    meshes.drain(work)
+    assert meshes.values(f"out-{name}") == ["1", "3"]
+    (dead,) = meshes.broker.records(f"dead-{name}", isolation_level="read_committed")
+    assert told in str(dict(dead.headers)["__pfn_exception__"])
+    assert dead.value == b"2"
+
+
 @pytest.mark.parametrize(
     ("name", "code", "told"),
     [

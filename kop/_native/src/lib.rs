@@ -30,7 +30,7 @@ mod _native {
     use pyo3::buffer::PyBuffer;
     use pyo3::exceptions::PyBufferError;
     use pyo3::prelude::*;
-    use pyo3::types::{PyByteArray, PyBytes, PyList, PySlice, PyTuple};
+    use pyo3::types::{PyByteArray, PyBytes, PyList, PySequence, PySlice, PyTuple};
 
     use crate::produce::Topic;
     use crate::python::{header_fields, lent};
@@ -546,9 +546,10 @@ mod _native {
     type MadeColumn<'py> = (usize, Option<Bound<'py, PyBytes>>, Bound<'py, PyBytes>, Bound<'py, PyBytes>);
 
     #[pyfunction]
-    fn column_of<'py>(py: Python<'py>, items: &Bound<'py, PyList>) -> PyResult<MadeColumn<'py>> {
+    fn column_of<'py>(py: Python<'py>, items: &Bound<'py, PySequence>) -> PyResult<MadeColumn<'py>> {
         let mut made = crate::arrow::Column::default();
-        for item in items {
+        for item in items.try_iter()? {
+            let item = item?;
             let pushed = if item.is_none() {
                 made.push(None)
             } else if let Ok(bytes) = item.downcast::<PyBytes>() {

@@ -905,8 +905,8 @@ class MeshDriver:
 
 
 def _stop(query: Any) -> None:
-    """Stop a query of Spark, once the batch whose tasks have ended is over, for up to 1 s: Spark ends the Python workers
-    of a batch that it breaks off, and the next query would wait for new ones.
+    """Stop a query of Spark. The batch whose tasks have ended is waited for before, up to 1 s: Spark ends the Python
+    workers of a batch that it breaks off, and the next query would have to wait for new ones.
     """
     end = clock.monotonic() + BATCH_END_SECONDS
     with suppress(Exception):

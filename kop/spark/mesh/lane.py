@@ -300,9 +300,11 @@ class ChainOutputs(Outputs):
         record = number, now, key, value, headers
         for reader in self._readers[place[0]]:
             lots = self._records_for[reader].setdefault(place, [])
-            if not lots or isinstance(lots[-1], RecordColumns):
-                lots.append([])
-            lots[-1].append(record)
+            last = lots[-1] if lots else None
+            if not isinstance(last, list):
+                last = []
+                lots.append(last)
+            last.append(record)
 
 
 class _States:
