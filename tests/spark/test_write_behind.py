@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from kop.errors import InternalError
 from kop.spark.mesh.write_behind import WriteBehind
 
 PATIENCE = 10.0
@@ -38,12 +39,23 @@ def test_a_write_goes_on_meanwhile_and_is_settled_by_who_began_it(behind: WriteB
     assert len(told) == 2, "once"
 
 
-def test_the_next_write_waits_for_the_one_before(behind: WriteBehind) -> None:
-    told = list[str]()
-    for name in "ab":
-        behind.begin(lambda name=name: told.append(name), lambda name=name: told.append(name.upper()))  # type: ignore[misc]
+def test_two_are_under_way_in_order_and_the_third_waits_for_the_first(behind: WriteBehind) -> None:
+    go_on, told = threading.Event(), list[str]()
+
+    def write(name: str) -> None:
+        assert go_on.wait(PATIENCE)
+        told.append(name)
+
+    behind.begin(lambda: write("a"), lambda: told.append("A"))
+    behind.begin(lambda: write("b"), lambda: told.append("B"))
+    assert told == []
+    go_on.set()
+    behind.begin(lambda: write("c"), lambda: told.append("C"))
+    assert told[:1] == ["a"]
+    assert "A" in told
     behind.settle()
-    assert told == ["a", "A", "b", "B"]
+    assert [name for name in told if name.islower()] == ["a", "b", "c"]
+    assert [name for name in told if name.isupper()] == ["A", "B", "C"]
 
 
 def test_an_error_is_raised_once_and_nothing_counts_as_done(behind: WriteBehind) -> None:
@@ -53,8 +65,12 @@ def test_an_error_is_raised_once_and_nothing_counts_as_done(behind: WriteBehind)
         raise ValueError("no")
 
     behind.begin(fail, lambda: told.append("done"))
+    behind.begin(lambda: told.append("written behind it"), lambda: told.append("done"))
     with pytest.raises(ValueError, match="no"):
-        behind.begin(lambda: told.append("not begun"), lambda: None)
+        behind.settle()
     behind.settle()
     assert not behind.is_busy
+    behind.begin(lambda: told.append("written later"), lambda: told.append("done"))
+    with pytest.raises(InternalError, match="behind one that has failed"):
+        behind.settle()
     assert told == []

@@ -661,8 +661,8 @@ class Lane:
         if not self._unwritten:
             return
         offset = self._unwritten[-1].next_offset
-        self._behind.settle()
         if self._together is None:
+            self._behind.settle()
             self._end.write({self.place: offset})
         handed, self._handed = self._handed, [Counter() for _ in self._steps]
         telling = [calls.telling() for calls in self._calls]
