@@ -156,10 +156,11 @@ class Membership:
                 max_poll_interval_ms=int(SETTLE_SECONDS * 1000),
             )
             self._consumer, self._anew = consumer, False
-            # Known before it joins, the topic gives no reason to join once more: kafka-python loses a join that takes
-            # longer than a poll if only what is known of topics was the reason.
-            consumer.partitions_for_topic(self._partition.topic)
             consumer.subscribe([self._partition.topic], listener=_Listener(self, consumer))
+            # Known to the subscription before it joins, the topic gives no reason to join once more: kafka-python loses
+            # a join that takes longer than a poll if only what is known of topics was the reason, and its polls do not
+            # wait any more then, until it is out of the group for SETTLE_SECONDS.
+            consumer.topics()
             look = settled = clock.monotonic()
             while not self._over.is_set() and not self._anew:
                 consumer.poll(timeout_ms=POLL_MS if self._peers else JOINING_POLL_MS)
