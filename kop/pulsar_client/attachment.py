@@ -217,10 +217,6 @@ class BrokerAttachment(ABC):
             self._task.cancel()
         self._give_up(error)
 
-    def _start_over(self, error: PulsarError) -> None:
-        """Treat the connection as lost with `error`, as if the broker had closed it, and attach again."""
-        self.on_disconnect(error, None)
-
     async def _stop(self) -> Connection | None:
         """Mark the attachment as closed, and cancel an attempt to attach that is under way. Return the connection that
         it was attached to; None if there was none.

@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import TypeAlias, cast
 
 from kop import clock
@@ -236,8 +237,7 @@ class Reader(BrokerAttachment):
             raise self._end
         self._ready.clear()
         if connection is not None:
-            connection.readers.pop(self._id, None)
-            connection.write(self._close_command(connection.request_id()))
+            self._leave(connection)
         self._at_end = position == LATEST
         self._position.seek(position, inclusive)
         self._task = self._loop.create_task(self._come_back(None, moved=True), name=f"pulsar seek {self.topic}")
@@ -248,11 +248,8 @@ class Reader(BrokerAttachment):
         connection = await self._stop()
         if connection is not None and not connection.closed:
             connection.readers.pop(self._id, None)
-            number = connection.request_id()
-            try:
-                await connection.request(self._close_command(number), number, self._timeout, f"closing {self._what}")
-            except PulsarError:
-                pass  # the connection's end closes it too
+            with suppress(PulsarError):  # the connection's end closes it too
+                await connection.request(self._closing, self._timeout, f"closing {self._what}")
         self._over(PulsarError("Closed", ""))
 
     # --- what the connection tells
@@ -333,16 +330,14 @@ class Reader(BrokerAttachment):
             return False
         connection = self._connection
         if connection is not None:
-            connection.readers.pop(self._id, None)
-            connection.write(self._close_command(connection.request_id()))
-            self._start_over(PulsarError("ConnectionLost", error.message))
+            self._leave(connection)
+            self.on_disconnect(PulsarError("ConnectionLost", error.message), None)
         return False
 
     def _drop(self, error: PulsarError) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.readers.pop(self._id, None)
-            connection.write(self._close_command(connection.request_id()))
+            self._leave(connection)
         self._give_up(error)
 
     # --- attaching
@@ -351,7 +346,6 @@ class Reader(BrokerAttachment):
         return await self._find_connection(assigned)
 
     async def _attach(self, connection: Connection) -> None:
-        number = connection.request_id()
         self._id = next(self._ids)  # a new id each time, so that late messages for the former id are ignored
         start = self._position.start()
         command = pb.CommandSubscribe(
@@ -359,7 +353,6 @@ class Reader(BrokerAttachment):
             subscription=self.cursor,
             subType=pb.CommandSubscribe.Exclusive,
             consumer_id=self._id,
-            request_id=number,
             durable=False,
             read_compacted=self._read_compacted,
             force_topic_creation=False,
@@ -367,9 +360,7 @@ class Reader(BrokerAttachment):
         )
         connection.readers[self._id] = self
         try:
-            await connection.request(
-                pb.BaseCommand(type=pb.BaseCommand.SUBSCRIBE, subscribe=command), number, self._timeout, self._what
-            )
+            await connection.request(command, self._timeout, self._what)
             if self._at_end:
                 answer = await self._last(connection, self._timeout)
                 if answer.HasField("consumer_mark_delete_position"):
@@ -378,7 +369,7 @@ class Reader(BrokerAttachment):
         except BaseException as error:
             connection.readers.pop(self._id, None)
             if not isinstance(error, PulsarError) or error.code == "Timeout":
-                connection.write(self._close_command(connection.request_id()))  # it may be made later
+                self._leave(connection)  # it may be made later
             raise
 
     def _detached(self, error: PulsarError) -> None:
@@ -426,23 +417,24 @@ class Reader(BrokerAttachment):
                             if _NO_CONSUMER not in error.message:
                                 raise
                             connection.readers.pop(consumer_id, None)  # the word that it is closed is on its way
-                            self._start_over(PulsarError("ConnectionLost", error.message))
+                            self.on_disconnect(PulsarError("ConnectionLost", error.message), None)
         except TimeoutError:
             raise PulsarError("Timeout", f"the last position of {self.topic} within {seconds:g} s") from None
 
     async def _last(self, connection: Connection, seconds: float) -> pb.CommandGetLastMessageIdResponse:
-        number = connection.request_id()
-        asked = pb.CommandGetLastMessageId(consumer_id=self._id, request_id=number)
-        command = pb.BaseCommand(type=pb.BaseCommand.GET_LAST_MESSAGE_ID, getLastMessageId=asked)
         answer: pb.CommandGetLastMessageIdResponse = await connection.request(
-            command, number, seconds, f"the last position of {self.topic}"
+            pb.CommandGetLastMessageId(consumer_id=self._id), seconds, f"the last position of {self.topic}"
         )
         return answer
 
     def _flow(self, connection: Connection, messages: int) -> None:
-        flow = pb.CommandFlow(consumer_id=self._id, messagePermits=messages)
-        connection.write(pb.BaseCommand(type=pb.BaseCommand.FLOW, flow=flow))
+        connection.write(pb.CommandFlow(consumer_id=self._id, messagePermits=messages))
 
-    def _close_command(self, request_id: int) -> pb.BaseCommand:
-        closing = pb.CommandCloseConsumer(consumer_id=self._id, request_id=request_id)
-        return pb.BaseCommand(type=pb.BaseCommand.CLOSE_CONSUMER, close_consumer=closing)
+    @property
+    def _closing(self) -> pb.CommandCloseConsumer:
+        return pb.CommandCloseConsumer(consumer_id=self._id)
+
+    def _leave(self, connection: Connection) -> None:
+        """Forget the reader on a connection, and tell the broker so, without waiting for its answer."""
+        connection.readers.pop(self._id, None)
+        connection.write_request(self._closing)
