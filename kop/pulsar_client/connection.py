@@ -40,7 +40,16 @@ socket say that it is full.
 log = logging.getLogger(__name__)
 
 
-class ProducerEvents(Protocol):
+class ConnectionUser(Protocol):
+    """The method of a producer, reader or watch that its connection calls when it is gone."""
+
+    def on_disconnect(self, error: PulsarError, assigned: str | None) -> None:
+        """Handle that the broker has closed the producer or consumer, or that the connection is gone; called once.
+        `assigned` is the URL of the broker to go to next; None if it was not told.
+        """
+
+
+class ProducerEvents(ConnectionUser, Protocol):
     """The methods of a producer that its connection calls."""
 
     def on_receipts(self, receipts: Sequence[Receipt]) -> None:
@@ -51,16 +60,11 @@ class ProducerEvents(Protocol):
     def on_send_error(self, sequence_id: int, error: PulsarError) -> None:
         """Handle the broker's refusal of an entry."""
 
-    def on_disconnect(self, error: PulsarError, assigned: str | None) -> None:
-        """Handle that the broker has closed the producer, or that the connection is gone; called once. `assigned` is
-        the URL of the broker to go to next; None if it was not told.
-        """
-
     def on_writable(self) -> None:
         """Write entries that were kept back: the connection takes more now."""
 
 
-class ReaderEvents(Protocol):
+class ReaderEvents(ConnectionUser, Protocol):
     """The methods of a reader that its connection calls."""
 
     def on_messages(self, received: Sequence[Received], at: int) -> int:
@@ -71,20 +75,12 @@ class ReaderEvents(Protocol):
     def on_end(self) -> None:
         """Handle that the topic is terminated and read to its end."""
 
-    def on_disconnect(self, error: PulsarError, assigned: str | None) -> None:
-        """Handle that the broker has closed the consumer, or that the connection is gone; called once. `assigned` is
-        the URL of the broker to go to next; None if it was not told.
-        """
 
-
-class WatchEvents(Protocol):
+class WatchEvents(ConnectionUser, Protocol):
     """The methods of a watch of a namespace that its connection calls."""
 
     def on_update(self, added: Sequence[str], removed: Sequence[str]) -> None:
         """Handle the broker's news of topics that came or went."""
-
-    def on_disconnect(self, error: PulsarError, assigned: str | None) -> None:
-        """Handle that the connection is gone; called once. `assigned` is None."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -125,8 +121,8 @@ class Connection(asyncio.BufferedProtocol):
         self._tasks: set[asyncio.Task[None]] = set()
         self._blocked: dict[int, ProducerEvents] = {}
         self.outgoing: Outgoing = outgoing_twin.Outgoing(_WRITE_AT_ONCE, self._write_soon, self._write_entries)
-        """The SEND frames that are written at the end of this turn of the loop: a system call costs more than a
-        frame.
+        """The SEND frames that are written at the end of this turn of the loop, earlier if they have 1 MiB together: a
+        system call costs more than a frame.
         """
         self.producers: dict[int, ProducerEvents] = {}
         self.readers: dict[int, ReaderEvents] = {}
@@ -173,7 +169,7 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """Let producers send again, those that waited longest first."""
         self.outgoing.paused = False
-        while self._blocked and not self.paused:
+        while self._blocked and not self.outgoing.paused:
             producer_id, producer = next(iter(self._blocked.items()))
             del self._blocked[producer_id]
             self._tell(producer.on_writable)
@@ -228,11 +224,7 @@ class Connection(asyncio.BufferedProtocol):
                 future.set_exception(error)
                 future.exception()
         self._blocked.clear()
-        users: list[ProducerEvents | ReaderEvents | WatchEvents] = [
-            *self.producers.values(),
-            *self.readers.values(),
-            *self.watches.values(),
-        ]
+        users: list[ConnectionUser] = [*self.producers.values(), *self.readers.values(), *self.watches.values()]
         self.producers, self.readers, self.watches = {}, {}, {}
         self._on_closed(self, error, len(users))
         for user in users:
@@ -278,17 +270,6 @@ class Connection(asyncio.BufferedProtocol):
         if not self.closed and self._transport is not None:
             self._write_entries()
             self._transport.write(frame)
-
-    @property
-    def paused(self) -> bool:
-        """True if the socket takes no more for now, so that producers keep their entries back."""
-        return self.outgoing.paused
-
-    def write_entry(self, frame: bytes) -> None:
-        """Write a SEND frame at the end of this turn of the loop, with all others of it; earlier if they have 1 MiB
-        together. Dropped when the connection is closed.
-        """
-        self.outgoing.push(frame)
 
     def _write_soon(self) -> None:
         self._loop.call_soon(self._write_entries)

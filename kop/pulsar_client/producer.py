@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from kop import clock
 from kop.pulsar_client import wire
-from kop.pulsar_client.attachment import BeforeAttach, BrokerAttachment, OnLost
+from kop.pulsar_client.attachment import BeforeAttach, BrokerAttachment, Find, OnLost
 from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import QUOTA_EXCEEDED, EntryRefusedError, PulsarError, exclusive_holder
 from kop.pulsar_client.outage import Outage
@@ -35,7 +35,6 @@ MODES: dict[str, pb.ProducerAccessMode] = {
     "wait_for_exclusive": pb.WaitForExclusive,
 }
 
-Find = Callable[[str | None], Awaitable[Connection]]
 OnStored = Callable[[Sequence[tuple[Any, int, int]]], None]
 """The type of a callback for stored entries: those that were given to `Producer.submit`, each with its ledger and entry
 number; both are -1 if the broker had the entry before.
@@ -107,9 +106,8 @@ class Producer(BrokerAttachment):
     ) -> None:
         what = f"producer {name or 'without a name'} of {topic}"
         super().__init__(
-            what, timeout=timeout, before_attach=before_attach, on_lost=on_lost, turns=turns, outage=outage
+            what, find, timeout=timeout, before_attach=before_attach, on_lost=on_lost, turns=turns, outage=outage
         )
-        self._find_connection = find
         self._ids = ids
         self._id = 0
         self._access = access
@@ -223,14 +221,14 @@ class Producer(BrokerAttachment):
         connection = self._connection
         at_once = (
             connection is not None
-            and not connection.paused
+            and not connection.outgoing.paused
             and pending.all_sent
             and entry.producer_id == self._id
             and not self._moving
         )
         pending.add(entry, sent=at_once)
         if connection is not None and at_once:
-            connection.write_entry(entry.frame)
+            connection.outgoing.push(entry.frame)
         else:
             self._flush()
 
@@ -261,7 +259,7 @@ class Producer(BrokerAttachment):
         What is submitted until then waits. The broker sees the producer leave, and come back on the other connection.
         """
         self.end_direct()
-        self._find_connection = find
+        self._find = find
         self._moving = self._connection is not None
         self._change_connection()
 
@@ -318,7 +316,7 @@ class Producer(BrokerAttachment):
         connection = self._connection
         if connection is None or self._end is not None or self._moving or not self._pending.all_sent:
             return None
-        return None if connection.paused else connection.outgoing
+        return None if connection.outgoing.paused else connection.outgoing
 
     def begin_direct(self, direct: DirectEntries) -> None:
         """Allow compiled code (`direct`) to send entries itself, until a method of the producer is called, or its
@@ -403,9 +401,6 @@ class Producer(BrokerAttachment):
         self._flush()
 
     # --- attaching
-
-    async def _find(self, assigned: str | None) -> Connection:
-        return await self._find_connection(assigned)
 
     async def _attach(self, connection: Connection) -> None:
         if self._access == "shared" or not self.attached_times:
@@ -518,13 +513,14 @@ class Producer(BrokerAttachment):
         if connection is None or self._moving:
             return
         pending = self._pending
-        while not connection.paused:
+        outgoing = connection.outgoing
+        while not outgoing.paused:
             item = pending.next_unsent()
             if item is None:
                 return
             if item.producer_id != self._id:
                 item.frame, item.producer_id = wire.readdressed(item.frame, self._id), self._id
-            connection.write_entry(item.frame)
+            outgoing.push(item.frame)
         if not pending.all_sent:
             connection.when_writable(self._id, self)
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeAlias, cast
 
 from kop import clock
 from kop.pulsar_client import wire
-from kop.pulsar_client.attachment import BeforeAttach, BrokerAttachment, OnLost
+from kop.pulsar_client.attachment import BeforeAttach, BrokerAttachment, Find, OnLost
 from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.outage import Outage
@@ -76,11 +76,6 @@ class ReaderPosition:
             return position > self.last
         return self._start == EARLIEST or position >= self.start() or self._start.entry == 2**63 - 1
 
-    def add(self, messages: int) -> int:
-        """Count further messages that the broker may send; return their number as it was given."""
-        self.permits += messages
-        return messages
-
     def restored(self) -> int:
         """Return the number of messages that the broker may send, to be told at a new subscription; a negative one is
         set to 0.
@@ -102,7 +97,6 @@ _MOST_ALONE = 63
 takes none.
 """
 
-Find = Callable[[str | None], Awaitable[Connection]]
 OnMany: TypeAlias = Callable[[Sequence[Received], int], tuple[int, int]]
 
 log = logging.getLogger(__name__)
@@ -148,6 +142,7 @@ class Reader(BrokerAttachment):
     ) -> None:
         super().__init__(
             f"reader of {topic}",
+            find,
             timeout=timeout,
             before_attach=before_attach,
             on_lost=on_lost,
@@ -155,7 +150,6 @@ class Reader(BrokerAttachment):
             outage=outage,
         )
         self._ids = ids
-        self._find_connection = find
         self._read_compacted = read_compacted
         self._deliver = on_entry
         self._deliver_many = on_many
@@ -195,9 +189,9 @@ class Reader(BrokerAttachment):
         """Permit the broker to send `messages` more messages; it is told when the reader is attached again if it is not
         now.
         """
-        granted = self._position.add(messages)
+        self._position.permits += messages
         if self._connection is not None:
-            self._flow(self._connection, granted)
+            self._flow(self._connection, messages)
 
     async def last_position(self, *, within: float | None = None) -> Position:
         """Return the position of the topic's last entry, with entry -1 if the ledger that it names has none.
@@ -341,9 +335,6 @@ class Reader(BrokerAttachment):
         self._give_up(error)
 
     # --- attaching
-
-    async def _find(self, assigned: str | None) -> Connection:
-        return await self._find_connection(assigned)
 
     async def _attach(self, connection: Connection) -> None:
         self._id = next(self._ids)  # a new id each time, so that late messages for the former id are ignored

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 from kop.pulsar_client.backoff import Backoff
 from kop.pulsar_client.connection import Connection
-from kop.pulsar_client.errors import PulsarError
+from kop.pulsar_client.errors import Ignoring, PulsarError
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.pulsar_client.types import TxnId
 
@@ -66,12 +66,9 @@ class Transactions:
         return len(self._coordinators)
 
     async def _count(self) -> None:
-        try:
+        count = 0
+        with Ignoring("TopicNotFound"):
             count = await self._partitions(COORDINATORS)
-        except PulsarError as error:
-            if error.code != "TopicNotFound":
-                raise
-            count = 0
         if not count:
             raise PulsarError(
                 "NotAllowedError",

@@ -36,7 +36,9 @@ class Watch(BrokerAttachment):
         timeout: float,
         outage: Outage,
     ) -> None:
-        super().__init__(f"watch of {namespace}", timeout=timeout, before_attach=None, on_lost=None, outage=outage)
+        super().__init__(
+            f"watch of {namespace}", self._look_for, timeout=timeout, before_attach=None, on_lost=None, outage=outage
+        )
         self._id = watcher_id
         self._namespace = namespace
         self._pattern = pattern
@@ -67,7 +69,7 @@ class Watch(BrokerAttachment):
             else:
                 await self._come_back(None)
 
-    async def _find(self, assigned: str | None) -> Connection:
+    async def _look_for(self, assigned: str | None) -> Connection:
         try:
             return await self._find_connection()
         except PulsarError as error:

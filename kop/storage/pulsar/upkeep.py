@@ -121,7 +121,7 @@ class Upkeep:
     def _failed(self, what: str, error: Exception) -> None:
         if self._context.faults.takes(error):
             return
-        self._context.count(Fault.UPKEEP_FAILED)
+        self._context.faults.count(Fault.UPKEEP_FAILED)
         if isinstance(error, PulsarError | KopError | TimeoutError):
             why = str(error) or "it took too long"
             self._context.faults.tell(("upkeep", what), f"{what} failed: {why}; trying again")

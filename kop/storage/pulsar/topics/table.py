@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 from uuid import UUID
 from weakref import WeakValueDictionary
 
@@ -26,7 +26,9 @@ from kop import background, clock
 from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.backoff import Backoff
+from kop.pulsar_client.errors import NOT_THERE
 from kop.storage.base import LogPolicy, TopicInfo
+from kop.storage.pulsar.cluster.broker_registry import BrokerRegistry
 from kop.storage.pulsar.cluster.cluster_topic import ClusterTopic
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault, Refused, kafka_error
@@ -47,6 +49,7 @@ from kop.storage.pulsar.layout import (
     repaired,
     topic_of,
 )
+from kop.storage.pulsar.partition.log_table import LogTable
 from kop.storage.pulsar.topics import policies
 from kop.storage.pulsar.topics.foreign import ForeignTopics
 from kop.storage.pulsar.topics.ids import TopicIds
@@ -85,33 +88,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class OtherBrokers(Protocol):
-    """The registry of live brokers, in the parts that the table of topics uses."""
-
-    def announce(self, full_name: str) -> None:
-        """Tell the other brokers that a topic's properties changed."""
-
-    def is_chosen(self, key: str) -> bool:
-        """Return true if this broker is the one of all that does the piece of work which `key` names, such as giving a
-        topic an id.
-        """
-
-
-class TopicLogs(Protocol):
-    """The table of logs, in the parts that the table of topics uses."""
-
-    def update(self, topic: TopicInfo, partition_name: Callable[[int], str]) -> None:
-        """Make or update the logs of a topic that is new or changed. `partition_name` returns Pulsar's name of a
-        partition.
-        """
-
-    def deleting(self, topic_id: UUID, *, undone: bool = False) -> None:
-        """Mark the logs of a topic that is about to be deleted; with `undone` it stays after all."""
-
-    def remove(self, topic_id: UUID) -> None:
-        """Remove the logs of a topic that is gone."""
-
-
 class PulsarTopics(TopicTable):
     """The table of topics in Pulsar, over its admin API."""
 
@@ -119,8 +95,8 @@ class PulsarTopics(TopicTable):
         self,
         context: PulsarContext,
         cluster_topic: ClusterTopic,
-        brokers: OtherBrokers,
-        logs: TopicLogs,
+        brokers: BrokerRegistry,
+        logs: LogTable,
         policy: Callable[[TopicInfo], LogPolicy],
         strays: StrayPartitions,
     ) -> None:
@@ -495,7 +471,7 @@ class PulsarTopics(TopicTable):
                 await admin.set_properties(known.full_name, {DELETING_PROPERTY: str(admin.now_ms())})
                 await admin.delete_partitioned(known.full_name)
         except PulsarError as error:
-            if error.code not in {"NotFound", "TopicNotFound"}:
+            if error.code not in NOT_THERE:
                 self._logs.deleting(topic_id, undone=True)
                 if not known.plain:
                     with suppress(PulsarError):  # it is obeyed for a minute only
@@ -578,15 +554,13 @@ class PulsarTopics(TopicTable):
         read; the others follow.
         """
         self._awaited = set(names)
-        looks = self._context.loop.create_task(self._look_at(names))
-        self._tasks.add(looks)
-        looks.add_done_callback(self._tasks.discard)
+        looks = self._start(self._look_at(names))
         await asyncio.wait({looks}, timeout=FIRST_SECONDS)
         if looks.done():
             await looks
             await self._finish_abandoned()
         else:
-            self._context.count(Fault.TOPICS_NOT_READ_AT_START)
+            self._context.faults.count(Fault.TOPICS_NOT_READ_AT_START)
             log.warning(
                 "%d of %d topics have not been read from Pulsar within %.0f s: this broker begins without them, and "
                 "clients are told to try again. See whether all Pulsar brokers answer",
@@ -738,7 +712,7 @@ class PulsarTopics(TopicTable):
         second at first, a minute at most.
         """
         if not self._context.faults.takes(error) and not self._foreign.unreadable(name, error):
-            self._context.count(Fault.TOPICS_NOT_READ_OWN)
+            self._context.faults.count(Fault.TOPICS_NOT_READ_OWN)
             if isinstance(error, PulsarError):
                 text = kafka_error(error, f"cannot read topic {name}").message
                 self._context.faults.tell(("not read", name), f"{text}; trying again", "not read")
@@ -786,7 +760,7 @@ class PulsarTopics(TopicTable):
         return None if known is None or known.full_name == full_name else known
 
     def _tell_of_copy(self, full_name: str, original: str) -> None:
-        self._context.count(Fault.TOPIC_SETTINGS_ID_COPIED)
+        self._context.faults.count(Fault.TOPIC_SETTINGS_ID_COPIED)
         self._context.faults.tell(
             ("copied", full_name),
             f"{full_name} carries the {ID_PROPERTY} of {original}, from where its properties were copied: it gets an "
@@ -807,7 +781,7 @@ class PulsarTopics(TopicTable):
                 return None  # Pulsar's own, such as __transaction_buffer_snapshot
             properties = await self._usable(full_name, plain, raw)
         except PulsarError as error:
-            if error.code in {"NotFound", "TopicNotFound"}:
+            if error.code in NOT_THERE:
                 return None
             raise
         if before is not None and (now := self._known(full_name)) is not None:
@@ -847,7 +821,7 @@ class PulsarTopics(TopicTable):
                 _, raw = await self._ids.metadata(full_name)
         good, wrong = repaired(raw, before)
         for key in wrong:
-            self._context.count(Fault.TOPIC_SETTINGS_PROPERTY_NOT_PARSED)
+            self._context.faults.count(Fault.TOPIC_SETTINGS_PROPERTY_NOT_PARSED)
             self._context.faults.tell(
                 ("property", full_name, key),
                 f"the property {key} of topic {full_name} does not parse: {raw[key]!r:.100}; "
