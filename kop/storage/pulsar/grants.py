@@ -122,10 +122,7 @@ class PulsarGrants:
 
     async def close(self) -> None:
         """Stop reading grants, and forget those that were read."""
-        tasks = [source.following for source in self._sources.values() if source.following is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await background.cancel(*(source.following for source in self._sources.values()))
         for source in self._sources.values():
             if source.expiry is not None:
                 source.expiry.cancel()

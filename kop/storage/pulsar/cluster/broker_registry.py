@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 from zlib import crc32
 
-from kop.background import for_each, repeat, tell
+from kop.background import cancel, for_each, repeat, tell
 from kop.errors import BackendError, ErrorCode, KopError
 from kop.pulsar_client import LATEST, Entry, Position, Producer, PulsarError, Reader
 from kop.pulsar_client.errors import Ignoring
@@ -269,9 +269,7 @@ class BrokerRegistry:
 
     async def close(self) -> None:
         """Announce that this broker stops, then leave: so the others need not wait for it to come back."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel(*self._tasks)
         if self._producer is not None and self._live is not None:
             with contextlib.suppress(PulsarError, TimeoutError):
                 async with asyncio.timeout(_LEAVE_SECONDS):

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Final
+from typing import Final
 
 from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.pulsar_client import EARLIEST, Position, Producer, PulsarError
@@ -22,7 +22,7 @@ from kop.storage.base import AppendWaiter, Buffer, LogPolicy, ProducerView, Read
 from kop.storage.idempotence import IN_TRANSACTION
 from kop.storage.partition import NOTHING_TO_READ, Partition
 from kop.storage.pulsar.context import PulsarContext
-from kop.storage.pulsar.faults import Fault
+from kop.storage.pulsar.faults import Fault, Refused
 from kop.storage.pulsar.layout import CLOCK_AHEAD, LOG_START, transaction_of
 from kop.storage.pulsar.offsets.entry import INDEX_HELP, EntryWithOffsets
 from kop.storage.pulsar.offsets.mapping import LOOK_EVERY
@@ -471,10 +471,8 @@ class PulsarLog(Partition):
 
         The tail goes on. Records before the entry are read by readers, as Pulsar lets them.
         """
-        try:
+        with self.context.faults.refusing(Refused.READS, f"cannot find the end of {self.title}"):
             entry = await self.search.at(last)
-        except PulsarError as error:
-            raise self._source.refused(error, f"cannot find the end of {self.title}") from error
         if not self.attached or last <= self._last:
             return
         self._last, self.high_watermark, self.end_has_offset = last, entry.last + 1, True
@@ -750,10 +748,8 @@ class PulsarLog(Partition):
         """Ask Pulsar for the log's start at this moment, and move the log start there; if all records are gone, the
         log's end too. KopError if Pulsar does not tell.
         """
-        try:
+        with self.context.faults.refusing(Refused.READS, f"cannot read the start of {self.title}"):
             start = await self.search.start()
-        except PulsarError as error:
-            raise self._source.refused(error, f"cannot read the start of {self.title}") from error
         if start > self.high_watermark:
             self._end_at_start(start)
         if start > self.log_start_offset:
@@ -789,20 +785,16 @@ class PulsarLog(Partition):
         now; None if there is none. Errors are KopErrors.
         """
         await self.refresh()
-        return await self._look_up(self.search.by_time(timestamp, self.clock_ahead))
+        with self.context.faults.refusing(Refused.READS, f"cannot look up times in {self.title}"):
+            return await self.search.by_time(timestamp, self.clock_ahead)
 
     async def max_timestamp(self) -> TimestampOffset | None:
         """Return timestamp and offset of the first record with the largest timestamp, up to the partition's end of now;
         None if no record has one. Errors are KopErrors.
         """
         await self.refresh()
-        return await self._look_up(self.search.max_timestamp())
-
-    async def _look_up(self, search: Coroutine[Any, Any, TimestampOffset | None]) -> TimestampOffset | None:
-        try:
-            return await search
-        except PulsarError as error:
-            raise self._source.refused(error, f"cannot look up times in {self.title}") from error
+        with self.context.faults.refusing(Refused.READS, f"cannot look up times in {self.title}"):
+            return await self.search.max_timestamp()
 
     def producers(self) -> Sequence[ProducerView]:
         """Return the idempotent producers that this broker serves now. Their batches go to `submit` for a while from

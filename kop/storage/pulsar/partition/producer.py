@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from kop import clock
+from kop.background import cancel
 from kop.errors import BackendError, ErrorCode, KopError, PeerError, without_frames
 from kop.pulsar_client import EntryRefusedError, Position, Producer, PulsarError, exclusive_holder
 from kop.pulsar_client.errors import QUOTA_EXCEEDED
@@ -242,8 +243,7 @@ class PartitionProducer:
         if opening is not None:
             # A producer that is being opened may bring back a deleted topic. That is mended by whoever gets the answer.
             await asyncio.wait({opening}, timeout=_HEAR_SECONDS)
-            opening.cancel()
-            await asyncio.gather(opening, return_exceptions=True)
+            await cancel(opening)
         if self._producer is not None:
             await self._give_back(self._producer)
 

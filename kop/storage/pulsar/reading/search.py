@@ -19,6 +19,7 @@ from kop.pulsar_client.errors import NOT_THERE, Ignoring
 from kop.records.batch import BatchHeader, first_at_or_after, iter_batches, max_timestamp_record
 from kop.records.validation import check_records
 from kop.storage.base import Buffer, ReadResult, TimestampOffset
+from kop.storage.pulsar.faults import Refused
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.offsets.sparse_index import Ledgers, SparseIndex, ledgers_with_entries, next_probe
 from kop.storage.pulsar.reading.batches import UnreadableEntryError
@@ -355,10 +356,8 @@ class PartitionSearch:
 
     async def size(self) -> int:
         """Return the bytes that Pulsar has of the partition. KopError if it does not tell."""
-        try:
+        with self._source.context.faults.refusing(Refused.READS, f"cannot measure {self._source.title}"):
             stats = await self._source.internal_stats()
-        except PulsarError as error:
-            raise self._source.refused(error, f"cannot measure {self._source.title}") from error
         return int(stats.get("totalSize", 0))
 
     async def _batches(self, offset: int) -> AsyncIterator[Buffer]:

@@ -61,9 +61,7 @@ class DeletionGuard:
 
     async def close(self) -> None:
         """End the background work that deletes re-created partitions again."""
-        for task in self._taking_back:
-            task.cancel()
-        await asyncio.gather(*self._taking_back, return_exceptions=True)
+        await background.cancel(*self._taking_back)
 
     def forget(self, topic_id: UUID) -> None:
         """Drop the answers about a topic, which is known to be gone."""

@@ -111,6 +111,7 @@ class PulsarTopics(TopicTable):
         self._changes = asyncio.Semaphore(_AT_ONCE)
         self._looks = asyncio.Semaphore(_AT_ONCE)
         self._retries = asyncio.Semaphore(_RETRIES_AT_ONCE)
+        """The bound on topics that are read at a time although they could not be read last time."""
         self._ids = TopicIds(context.admin, brokers.is_chosen)
         self._loaded = False
         self._awaited: set[str] = set()
@@ -255,10 +256,8 @@ class PulsarTopics(TopicTable):
             return await work()
 
     async def _ask(self, doing: str, call: Coroutine[Any, Any, T]) -> T:
-        try:
+        with self._context.faults.refusing(Refused.TOPIC_CHANGES, doing):
             return await call
-        except PulsarError as error:
-            raise self._context.faults.refused(error, Refused.TOPIC_CHANGES, doing) from error
 
     async def _create(self, topic: TopicInfo) -> TopicInfo:
         self._check_new(topic)
@@ -360,7 +359,7 @@ class PulsarTopics(TopicTable):
         while self._is_being_made(topic_id) and self._context.loop.time() < end:
             await asyncio.sleep(backoff.next())
             if topic_id in self._pulsar:
-                await self.look_for({self._name_of(topic_id)})
+                await self.look_for({self._pulsar[topic_id].full_name})
 
     async def _taken_back(self, full_name: str) -> bool:
         """Delete a topic again that cannot get its policies: without retention Pulsar drops what no subscription holds.
@@ -604,7 +603,7 @@ class PulsarTopics(TopicTable):
         done if the topic is not known; KopError if it cannot be read.
         """
         if topic_id in self._pulsar:
-            failed = await self.look_for({self._name_of(topic_id)})
+            failed = await self.look_for({self._pulsar[topic_id].full_name})
             for error in failed.values():
                 raise self._context.faults.refused(error, Refused.REQUESTS, "cannot read a topic") from error
 
@@ -660,10 +659,7 @@ class PulsarTopics(TopicTable):
         await self._foreign.close()
         for timer in self._timers.values():
             timer.cancel()
-        tasks = tuple(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await background.cancel(*self._tasks)
 
     async def _list(self) -> dict[str, int]:
         """Return the topics of both namespaces by full name, with the number of partitions up to the last one that
@@ -689,8 +685,9 @@ class PulsarTopics(TopicTable):
         """
 
         async def look(name: str) -> None:
+            gate = self._retries if name in self._unread else self._looks
             try:
-                await self.in_turn(name, partial(self._look, name), gate=self._gate_of(name))
+                await self.in_turn(name, partial(self._look, name), gate=gate)
                 self._was_read(name)
             except Exception as error:
                 if failed is not None and isinstance(error, PulsarError):
@@ -700,12 +697,6 @@ class PulsarTopics(TopicTable):
             self._awaited.discard(name)
 
         await asyncio.gather(*(look(name) for name in sorted(names)))
-
-    def _gate_of(self, name: str) -> asyncio.Semaphore:
-        """Return the bound on topics that are read at a time: those that could not be read last time have one of their
-        own.
-        """
-        return self._retries if name in self._unread else self._looks
 
     def _not_read(self, name: str, error: Exception) -> None:
         """Keep the old values of a topic that cannot be read, count and log that, and plan to read it again: after a
@@ -858,9 +849,6 @@ class PulsarTopics(TopicTable):
         named = self._context.naming.kafka_name(full_name)
         topic = None if named is None else self._by_name.get(named[0])
         return None if topic is None else self._pulsar.get(topic.topic_id)
-
-    def _name_of(self, topic_id: UUID) -> str:
-        return self._pulsar[topic_id].full_name
 
     # --- the table in memory
 

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any, Final, TypeVar
 
+from kop.background import cancel
 from kop.pulsar_client import PulsarError, Transactions, TxnId
 from kop.pulsar_client.admin import RECOVERED
 from kop.pulsar_client.errors import NOT_THERE, Ignoring
@@ -67,9 +68,7 @@ class EndsOnPartitions:
 
     async def close(self) -> None:
         """Stop watching: no further question is asked."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        await cancel(self._looking)
 
     def _begin_to_look(self) -> None:
         if self._looking is None and (self._late or self._lost):

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from kop.background import cancel
 from kop.pulsar_client import DUPLICATE, Position, Producer, PulsarError, TxnId
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.layout import FENCE_MARKER
@@ -107,8 +108,6 @@ class Fences:
     async def close(self) -> None:
         """Close all producers of fences."""
         opening, self._opening = list(self._opening.values()), {}
-        for task in opening:
-            task.cancel()
-        await asyncio.gather(*opening, return_exceptions=True)
+        await cancel(*opening)
         producers, self._open = list(self._open.values()), {}
         await asyncio.gather(*(fences.producer.close() for fences in producers), return_exceptions=True)

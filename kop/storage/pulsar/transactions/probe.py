@@ -27,10 +27,8 @@ broker.
 _TTL_MS: Final = 600_000
 _MESSAGES: Final = 3
 
-UnfitReason = str
 
-
-async def whole_batches_unfit(context: PulsarContext, transactions: Transactions, topic: str) -> UnfitReason | None:
+async def whole_batches_unfit(context: PulsarContext, transactions: Transactions, topic: str) -> str | None:
     """Try transactions on a new topic; return the reason why whole batches cannot be in Pulsar's, None if they can.
 
     `topic` is one that does not exist; it is made, and deleted in the background at the end. PulsarError or KopError if
@@ -63,7 +61,7 @@ class _Probe:
         self._sequence = 0
         self._fence = 0
 
-    async def run(self) -> UnfitReason | None:
+    async def run(self) -> str | None:
         client = self._context.client
         async with AsyncExitStack() as opened:
             data = await client.open_producer(self._partition, name="kop-probe")
@@ -124,7 +122,7 @@ class _Probe:
         return await send_records(self._context.client, producer, records, first, txn)
 
 
-def _differs(seen: list[Entry], expected: list[tuple[Position, int]]) -> UnfitReason | None:
+def _differs(seen: list[Entry], expected: list[tuple[Position, int]]) -> str | None:
     """Return the difference between the entries that a reader got and those that it has to get; None if there is
     none.
     """

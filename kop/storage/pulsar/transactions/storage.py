@@ -25,6 +25,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
+from kop.background import cancel
 from kop.errors import BackendError, ErrorCode, InternalError, KopError, PeerError
 from kop.pulsar_client import PulsarError, Transactions, TxnId
 from kop.pulsar_client.backoff import Backoff
@@ -306,9 +307,7 @@ class PulsarTransactions:
     async def close(self) -> None:
         """End the transaction that is kept ready, close the fences' producers, and watch ended transactions no more."""
         await self._ends.close()
-        if self._finding_out is not None:
-            self._finding_out.cancel()
-            await asyncio.gather(self._finding_out, return_exceptions=True)
+        await cancel(self._finding_out)
         ready, self._ready = self._ready, None
         if ready is not None:
             if not ready.done():
@@ -354,10 +353,8 @@ class PulsarTransactions:
         return existing
 
     async def _new(self, ttl_ms: int) -> TxnId:
-        try:
+        with self._context.faults.refusing(Refused.TRANSACTIONS, "cannot begin a transaction"):
             return await self._transactions.new(ttl_ms)
-        except PulsarError as error:
-            raise self._context.faults.refused(error, Refused.TRANSACTIONS, "cannot begin a transaction") from error
 
     async def _take_ready(self) -> TxnId:
         """Return the transaction that is kept ready, or a new one if there is none, or it is more than an hour old;
