@@ -12,7 +12,7 @@ import pytest
 from support.waiting import SECONDS, until
 
 from kop import background
-from kop.background import every, failures, for_each, label_of, repeat, retried, tell
+from kop.background import cancel, every, failures, for_each, label_of, repeat, retried, tell
 from kop.errors import BackendError
 
 
@@ -222,3 +222,19 @@ def test_failures_of_many_items_are_one_count_and_a_line_for_each(caplog: pytest
         tell(f"the look at {item}", ValueError("not thought of"), kind="the look of a test")
     assert [caplog.text.count(f"the look at {item} failed") for item in ("one", "other")] == [1, 1]
     assert failures()["look_of_a_test"] == 3
+
+
+def test_tasks_that_are_cancelled_have_ended_whatever_became_of_them() -> None:
+    async def main() -> None:
+        async def fails() -> None:
+            raise ValueError("not thought of")
+
+        failed = asyncio.ensure_future(fails())
+        waits = asyncio.ensure_future(asyncio.Event().wait())
+        await asyncio.sleep(0)
+        await cancel(failed, None, waits)
+        assert waits.cancelled()
+        assert isinstance(failed.exception(), ValueError)
+        await cancel()
+
+    asyncio.run(main())

@@ -51,10 +51,3 @@ def is_in_clear(service_url: str, admin_url: str) -> bool:
     """
     admin = [url.strip().lower() for url in admin_url.split(",")]
     return service_url.strip().startswith("pulsar+ssl:") and any(url.startswith("http:") for url in admin)
-
-
-def parse_one(url: str) -> PulsarAddress:
-    """Return the first address in the URL that a broker gives as its own. PulsarError InvalidAddress if the URL is
-    malformed.
-    """
-    return parse(url)[0]

@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from kop.pulsar_client.errors import PulsarError
+from kop.pulsar_client.errors import Ignoring, PulsarError
 from kop.pulsar_client.rest import Rest
 from kop.pulsar_client.types import TxnId
 
@@ -167,13 +167,10 @@ class Admin(Rest):
 
     async def namespace_exists(self, namespace: str) -> bool:
         """Return true if the namespace exists."""
-        try:
+        with Ignoring("NotFound"):
             await self.namespace_policies(namespace)
-        except PulsarError as error:
-            if error.code != "NotFound":
-                raise
-            return False
-        return True
+            return True
+        return False
 
     async def create_namespace(self, namespace: str, policies: Mapping[str, Any] | None = None) -> None:
         """Create a namespace with policies by Pulsar's names, such as `retention_policies`. PulsarError Conflict if it
@@ -429,9 +426,7 @@ class Admin(Rest):
         PulsarError on a broker without transactions; its code is not always the same.
         """
         path = f"transactions/transactionBufferStats/{topic_path(partition).partition('/')[2]}"
-        body = (await self._call("GET", path, root="admin/v3")).body
-        answer: dict[str, Any] = json.loads(body)
-        return answer
+        return await self._object(path, root="admin/v3")
 
     async def holds_transaction(self, partition: str, txn: TxnId) -> bool:
         """Return true if a partition holds readers back at a transaction: it has entries of it, and has seen no end of
@@ -441,7 +436,7 @@ class Admin(Rest):
         """
         name = topic_path(partition).partition("/")[2]
         path = f"transactions/transactionInBufferStats/{name}/{txn.most}/{txn.least}"
-        answer = json.loads((await self._call("GET", path, root="admin/v3")).body)
+        answer = await self._object(path, root="admin/v3")
         return answer.get("startPosition") is not None and not answer.get("aborted")
 
     async def message_id_by_time(self, partition: str, timestamp: int) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from kop.pulsar_client.outage import Outage
 from kop.turns import Turns
 
 BeforeAttach = Callable[[], Awaitable[None]]
+Find = Callable[[str | None], Awaitable[Connection]]
 OnLost = Callable[[PulsarError], None]
 
 _AT_FIRST = frozenset({"ConnectionLost", "ServiceNotReady", "TooManyRequests", "MetadataError", "PersistenceError"})
@@ -40,6 +41,7 @@ class BrokerAttachment(ABC):
     def __init__(
         self,
         what: str,
+        find: Find,
         *,
         timeout: float,
         before_attach: BeforeAttach | None,
@@ -47,7 +49,12 @@ class BrokerAttachment(ABC):
         turns: Turns | None = None,
         outage: Outage,
     ) -> None:
+        """Prepare to attach. `find` returns the connection to attach to, given the URL of the broker that the former
+        broker named for the topic, or None if the topic's broker has to be looked up. It raises PulsarError if Pulsar
+        refuses that or does not answer.
+        """
         self._what = what
+        self._find = find
         self._outage = outage
         self._turns = turns or Turns(1)
         self._timeout = timeout
@@ -65,12 +72,6 @@ class BrokerAttachment(ABC):
         """The number of times that it was attached; 1 after the first time."""
 
     # --- what subclasses define
-
-    @abstractmethod
-    async def _find(self, assigned: str | None) -> Connection:
-        """Return the connection to attach to. `assigned` is the URL of the broker that the former broker named for the
-        topic; None if the topic's broker has to be looked up. PulsarError if Pulsar refuses it or does not answer.
-        """
 
     @abstractmethod
     async def _attach(self, connection: Connection) -> None:
@@ -216,10 +217,6 @@ class BrokerAttachment(ABC):
         if self._task is not None:
             self._task.cancel()
         self._give_up(error)
-
-    def _start_over(self, error: PulsarError) -> None:
-        """Treat the connection as lost with `error`, as if the broker had closed it, and attach again."""
-        self.on_disconnect(error, None)
 
     async def _stop(self) -> Connection | None:
         """Mark the attachment as closed, and cancel an attempt to attach that is under way. Return the connection that

@@ -54,10 +54,27 @@ class Credentials:
         return f"{type(self).__name__}()"
 
 
-class Token(Credentials):
-    """A JSON web token or any other bearer token: a fixed one, or a function that gives the current one."""
+class _Bearer(Credentials):
+    """Credentials that are one token."""
 
     method = "token"
+
+    async def _token(self) -> str:
+        raise NotImplementedError
+
+    async def data(self) -> bytes:
+        """Return the token for the binary protocol. PulsarError AuthFailed if none can be had."""
+        return (await self._token()).encode()
+
+    async def headers(self) -> dict[str, str]:
+        """Return the HTTP header that carries the token as a bearer token. PulsarError AuthFailed if none can be
+        had.
+        """
+        return {"Authorization": f"Bearer {await self._token()}"}
+
+
+class Token(_Bearer):
+    """A JSON web token or any other bearer token: a fixed one, or a function that gives the current one."""
 
     def __init__(self, token: str | Callable[[], str]) -> None:
         self._source = token
@@ -66,16 +83,6 @@ class Token(Credentials):
     def file(cls, path: str | Path) -> Token:
         """Return a token from a file that is read again for every use, so that another program can renew it."""
         return cls(lambda: _read(Path(path)))
-
-    async def data(self) -> bytes:
-        """Return the token for the binary protocol. PulsarError AuthFailed if its file or function gives none."""
-        return (await self._token()).encode()
-
-    async def headers(self) -> dict[str, str]:
-        """Return the HTTP header that carries the token as a bearer token. PulsarError AuthFailed if its file or
-        function gives none.
-        """
-        return {"Authorization": f"Bearer {await self._token()}"}
 
     async def _token(self) -> str:
         source = self._source
@@ -102,14 +109,12 @@ class Basic(Credentials):
         return {"Authorization": f"Basic {base64.b64encode(self._pair).decode()}"}
 
 
-class OAuth2(Credentials):
+class OAuth2(_Bearer):
     """OAuth2 client credentials: an access token from the issuer, kept until shortly before it expires.
 
     The issuer is asked at `{issuer}/.well-known/openid-configuration` where its token endpoint is. `timeout` (seconds)
     holds for getting one token. Many callers that need a token at once share one request.
     """
-
-    method = "token"
 
     def __init__(
         self,
@@ -129,35 +134,24 @@ class OAuth2(Credentials):
         self.tls = tls
         self._timeout = timeout
         self._clock = clock
-        self._token = ""
+        self._access_token = ""
         self._fresh_until = 0.0
         self._lock = asyncio.Lock()
 
     def __repr__(self) -> str:
         return f"OAuth2({self._issuer!r})"
 
-    async def data(self) -> bytes:
-        """Return the access token for the binary protocol, asking the issuer if none is valid. PulsarError AuthFailed
-        if the issuer gives none.
-        """
-        return (await self._access_token()).encode()
-
-    async def headers(self) -> dict[str, str]:
-        """Return the HTTP header that carries the access token as a bearer token; the issuer is asked if none is valid.
-        PulsarError AuthFailed if it gives none.
-        """
-        return {"Authorization": f"Bearer {await self._access_token()}"}
-
     def forget(self) -> None:
         """Drop the access token, which the server refused, and get another one the next time."""
-        self._token = ""
+        self._access_token = ""
 
-    async def _access_token(self) -> str:
+    async def _token(self) -> str:
+        """Return the access token, asking the issuer if none is valid. PulsarError AuthFailed if it gives none."""
         async with self._lock:
-            if not self._token or self._clock() >= self._fresh_until:
-                self._token, life = await self._fetch()
+            if not self._access_token or self._clock() >= self._fresh_until:
+                self._access_token, life = await self._fetch()
                 self._fresh_until = self._clock() + max(life - REFRESH_EARLY, life * 0.9 if life < 600 else 0)
-            return self._token
+            return self._access_token
 
     async def _fetch(self) -> tuple[str, float]:
         url = f"{self._issuer}/.well-known/openid-configuration"

@@ -27,79 +27,7 @@ from kop.pulsar_client.wire import DEFAULT_MAX_MESSAGE_SIZE
 from kop.turns import Turns
 
 _ATTACH_AT_ONCE = 64
-
-
 _MOST_REDIRECTS = 20
-
-
-class Lookup:
-    """Look-ups that any broker of the cluster answers, on connections that are kept for them."""
-
-    def __init__(self, pool: Pool, *, timeout: float, listener: str | None) -> None:
-        self._pool = pool
-        self._timeout = timeout
-        self._listener = listener
-
-    async def broker(self, topic: str) -> BrokerRoute:
-        """Return the broker that serves `topic` (a partition or an unpartitioned topic), with the address to connect
-        to, and note in the pool if that is a proxy's. PulsarError if Pulsar refuses it or does not answer.
-        """
-        connection = await self._pool.any(LOOKUP)
-        authoritative = False
-        for _ in range(_MOST_REDIRECTS):
-            answer = await self._ask(connection, topic, authoritative)
-            url = answer.brokerServiceUrlTls if self._pool.tls else answer.brokerServiceUrl
-            if not url:
-                needed = (
-                    "let the brokers advertise brokerServiceUrlTls (brokerServicePortTls=6651 in broker.conf)"
-                    if self._pool.tls
-                    else "the brokers want TLS, use pulsar+ssl://"
-                )
-                raise PulsarError("ServiceNotReady", f"{connection.name} names no address for this client: {needed}")
-            self._pool.proxied = answer.proxy_through_service_url
-            broker = self._pool.broker(url)
-            if answer.response == pb.CommandLookupTopicResponse.Connect:
-                return broker
-            authoritative = answer.authoritative
-            connection = await self._pool.get(broker, LOOKUP)
-        raise PulsarError("ServiceNotReady", f"{topic}: more than {_MOST_REDIRECTS} redirects")
-
-    async def _ask(self, connection: Connection, topic: str, authoritative: bool) -> pb.CommandLookupTopicResponse:
-        number = connection.request_id()
-        lookup = pb.CommandLookupTopic(topic=topic, request_id=number, authoritative=authoritative)
-        if self._listener is not None:
-            lookup.advertised_listener_name = self._listener
-        command = pb.BaseCommand(type=pb.BaseCommand.LOOKUP, lookupTopic=lookup)
-        answer: pb.CommandLookupTopicResponse = await connection.request(
-            command, number, self._timeout, f"the lookup of {topic}"
-        )
-        return answer
-
-    async def partitions(self, topic: str) -> int:
-        """Return the number of partitions of `topic`, 0 if it is not partitioned; never creates it. PulsarError if
-        Pulsar refuses it or does not answer.
-        """
-        connection = await self._pool.any(LOOKUP)
-        if not connection.features.supports_get_partitioned_metadata_without_auto_creation:
-            raise PulsarError(
-                "UnsupportedVersionError", f"{connection.name} would create topics that are only asked for: too old"
-            )
-        number = connection.request_id()
-        asked = pb.CommandPartitionedTopicMetadata(topic=topic, request_id=number, metadata_auto_creation_enabled=False)
-        command = pb.BaseCommand(type=pb.BaseCommand.PARTITIONED_METADATA, partitionMetadata=asked)
-        count: int = await connection.request(command, number, self._timeout, f"the partitions of {topic}")
-        return count
-
-    async def topics(self, namespace: str) -> list[str]:
-        """Return the persistent topics of `namespace` ("tenant/name"), each partition by itself. PulsarError if Pulsar
-        refuses it or does not answer.
-        """
-        connection = await self._pool.any(LOOKUP)
-        number = connection.request_id()
-        asked = pb.CommandGetTopicsOfNamespace(request_id=number, namespace=namespace)
-        command = pb.BaseCommand(type=pb.BaseCommand.GET_TOPICS_OF_NAMESPACE, getTopicsOfNamespace=asked)
-        topics: list[str] = await connection.request(command, number, self._timeout, f"the topics of {namespace}")
-        return topics
 
 
 class Client:
@@ -136,7 +64,7 @@ class Client:
         self._pool = self._pool_as(auth=auth)
         self.outage = self._pool.outage
         """The state machine of outages of the cluster, which sees all connections of this client."""
-        self._lookup = Lookup(self._pool, timeout=request_timeout, listener=listener)
+        self._listener = listener
         self._producer_ids = itertools.count(1)
         self._consumer_ids = itertools.count(1)
         self._watcher_ids = itertools.count(1)
@@ -176,13 +104,27 @@ class Client:
         """Return the number of partitions of `topic`, 0 if it is not partitioned; never creates it. PulsarError
         TopicNotFound if there is no such topic.
         """
-        return await self._lookup.partitions(topic)
+        connection = await self._pool.any(LOOKUP)
+        if not connection.features.supports_get_partitioned_metadata_without_auto_creation:
+            raise PulsarError(
+                "UnsupportedVersionError", f"{connection.name} would create topics that are only asked for: too old"
+            )
+        asked = pb.CommandPartitionedTopicMetadata(topic=topic, metadata_auto_creation_enabled=False)
+        answer: pb.CommandPartitionedTopicMetadataResponse = await connection.request(
+            asked, self._timeout, f"the partitions of {topic}"
+        )
+        return answer.partitions
 
     async def topics(self, namespace: str) -> list[str]:
         """Return the persistent topics of `namespace` ("tenant/name"), each partition by itself. PulsarError if Pulsar
         refuses it or does not answer.
         """
-        return await self._lookup.topics(namespace)
+        connection = await self._pool.any(LOOKUP)
+        asked = pb.CommandGetTopicsOfNamespace(namespace=namespace)
+        answer: pb.CommandGetTopicsOfNamespaceResponse = await connection.request(
+            asked, self._timeout, f"the topics of {namespace}"
+        )
+        return list(answer.topics)
 
     def watch(self, namespace: str, pattern: str, on_change: OnChange) -> Watch:
         """Watch the topics of `namespace` whose full names fit the regular expression `pattern`; return the watch,
@@ -326,7 +268,36 @@ class Client:
         """
         if assigned is not None:
             return await self._pool.get(self._pool.broker(assigned), kind)
-        return await self._pool.get(await self._lookup.broker(topic), kind)
+        return await self._pool.get(await self._broker(topic), kind)
+
+    async def _broker(self, topic: str) -> BrokerRoute:
+        """Return the broker that serves `topic` (a partition or an unpartitioned topic), with the address to connect
+        to, and note in the pool if that is a proxy's. PulsarError if Pulsar refuses it or does not answer.
+        """
+        connection = await self._pool.any(LOOKUP)
+        authoritative = False
+        for _ in range(_MOST_REDIRECTS):
+            asked = pb.CommandLookupTopic(topic=topic, authoritative=authoritative)
+            if self._listener is not None:
+                asked.advertised_listener_name = self._listener
+            answer: pb.CommandLookupTopicResponse = await connection.request(
+                asked, self._timeout, f"the lookup of {topic}"
+            )
+            url = answer.brokerServiceUrlTls if self._pool.tls else answer.brokerServiceUrl
+            if not url:
+                needed = (
+                    "let the brokers advertise brokerServiceUrlTls (brokerServicePortTls=6651 in broker.conf)"
+                    if self._pool.tls
+                    else "the brokers want TLS, use pulsar+ssl://"
+                )
+                raise PulsarError("ServiceNotReady", f"{connection.name} names no address for this client: {needed}")
+            self._pool.proxied = answer.proxy_through_service_url
+            broker = self._pool.broker(url)
+            if answer.response == pb.CommandLookupTopicResponse.Connect:
+                return broker
+            authoritative = answer.authoritative
+            connection = await self._pool.get(broker, LOOKUP)
+        raise PulsarError("ServiceNotReady", f"{topic}: more than {_MOST_REDIRECTS} redirects")
 
 
 def _kind(lane: str) -> str:

@@ -15,6 +15,8 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, cast
 
+from google.protobuf.message import Message
+
 from kop.background import every
 from kop.pulsar_client import wire
 from kop.pulsar_client.errors import PulsarError, server_error
@@ -35,19 +37,19 @@ _WRITE_AT_ONCE = 1024 * 1024
 socket say that it is full.
 """
 
-_OF_COORDINATORS: Mapping[int, str] = {
-    pb.BaseCommand.TC_CLIENT_CONNECT_RESPONSE: "tcClientConnectResponse",
-    pb.BaseCommand.NEW_TXN_RESPONSE: "newTxnResponse",
-    pb.BaseCommand.ADD_PARTITION_TO_TXN_RESPONSE: "addPartitionToTxnResponse",
-    pb.BaseCommand.END_TXN_RESPONSE: "endTxnResponse",
-    pb.BaseCommand.END_TXN_ON_PARTITION_RESPONSE: "endTxnOnPartitionResponse",
-}
-"""The names of the fields, in a command, of the answers of transaction coordinators."""
-
 log = logging.getLogger(__name__)
 
 
-class ProducerEvents(Protocol):
+class ConnectionUser(Protocol):
+    """The method of a producer, reader or watch that its connection calls when it is gone."""
+
+    def on_disconnect(self, error: PulsarError, assigned: str | None) -> None:
+        """Handle that the broker has closed the producer or consumer, or that the connection is gone; called once.
+        `assigned` is the URL of the broker to go to next; None if it was not told.
+        """
+
+
+class ProducerEvents(ConnectionUser, Protocol):
     """The methods of a producer that its connection calls."""
 
     def on_receipts(self, receipts: Sequence[Receipt]) -> None:
@@ -58,16 +60,11 @@ class ProducerEvents(Protocol):
     def on_send_error(self, sequence_id: int, error: PulsarError) -> None:
         """Handle the broker's refusal of an entry."""
 
-    def on_disconnect(self, error: PulsarError, assigned: str | None) -> None:
-        """Handle that the broker has closed the producer, or that the connection is gone; called once. `assigned` is
-        the URL of the broker to go to next; None if it was not told.
-        """
-
     def on_writable(self) -> None:
         """Write entries that were kept back: the connection takes more now."""
 
 
-class ReaderEvents(Protocol):
+class ReaderEvents(ConnectionUser, Protocol):
     """The methods of a reader that its connection calls."""
 
     def on_messages(self, received: Sequence[Received], at: int) -> int:
@@ -78,20 +75,12 @@ class ReaderEvents(Protocol):
     def on_end(self) -> None:
         """Handle that the topic is terminated and read to its end."""
 
-    def on_disconnect(self, error: PulsarError, assigned: str | None) -> None:
-        """Handle that the broker has closed the consumer, or that the connection is gone; called once. `assigned` is
-        the URL of the broker to go to next; None if it was not told.
-        """
 
-
-class WatchEvents(Protocol):
+class WatchEvents(ConnectionUser, Protocol):
     """The methods of a watch of a namespace that its connection calls."""
 
     def on_update(self, added: Sequence[str], removed: Sequence[str]) -> None:
         """Handle the broker's news of topics that came or went."""
-
-    def on_disconnect(self, error: PulsarError, assigned: str | None) -> None:
-        """Handle that the connection is gone; called once. `assigned` is None."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -132,8 +121,8 @@ class Connection(asyncio.BufferedProtocol):
         self._tasks: set[asyncio.Task[None]] = set()
         self._blocked: dict[int, ProducerEvents] = {}
         self.outgoing: Outgoing = outgoing_twin.Outgoing(_WRITE_AT_ONCE, self._write_soon, self._write_entries)
-        """The SEND frames that are written at the end of this turn of the loop: a system call costs more than a
-        frame.
+        """The SEND frames that are written at the end of this turn of the loop, earlier if they have 1 MiB together: a
+        system call costs more than a frame.
         """
         self.producers: dict[int, ProducerEvents] = {}
         self.readers: dict[int, ReaderEvents] = {}
@@ -153,7 +142,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Tell all users of the connection that it is gone, and fail the requests that wait for answers."""
-        self._end(PulsarError("ConnectionLost", f"{self.name}: {exc or 'closed by the peer'}"))
+        self.abort(PulsarError("ConnectionLost", f"{self.name}: {exc or 'closed by the peer'}"))
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the memory for the bytes that arrive next."""
@@ -180,7 +169,7 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """Let producers send again, those that waited longest first."""
         self.outgoing.paused = False
-        while self._blocked and not self.paused:
+        while self._blocked and not self.outgoing.paused:
             producer_id, producer = next(iter(self._blocked.items()))
             del self._blocked[producer_id]
             self._tell(producer.on_writable)
@@ -204,7 +193,7 @@ class Connection(asyncio.BufferedProtocol):
             connect.auth_data = await self._credentials(self._auth)
         if self._proxy_to is not None:
             connect.proxy_to_broker_url = self._proxy_to
-        self.write(pb.BaseCommand(type=pb.BaseCommand.CONNECT, connect=connect))
+        self.write(connect)
         answer = await self._connected
         self.server_version = answer.server_version
         self.features = answer.feature_flags
@@ -216,9 +205,6 @@ class Connection(asyncio.BufferedProtocol):
 
     def abort(self, error: PulsarError) -> None:
         """Close the connection at once; its users are told `error`, and requests that wait for answers fail with it."""
-        self._end(error)
-
-    def _end(self, error: PulsarError) -> None:
         if self.closed:
             return
         self.closed = True
@@ -238,11 +224,7 @@ class Connection(asyncio.BufferedProtocol):
                 future.set_exception(error)
                 future.exception()
         self._blocked.clear()
-        users: list[ProducerEvents | ReaderEvents | WatchEvents] = [
-            *self.producers.values(),
-            *self.readers.values(),
-            *self.watches.values(),
-        ]
+        users: list[ConnectionUser] = [*self.producers.values(), *self.readers.values(), *self.watches.values()]
         self.producers, self.readers, self.watches = {}, {}, {}
         self._on_closed(self, error, len(users))
         for user in users:
@@ -289,17 +271,6 @@ class Connection(asyncio.BufferedProtocol):
             self._write_entries()
             self._transport.write(frame)
 
-    @property
-    def paused(self) -> bool:
-        """True if the socket takes no more for now, so that producers keep their entries back."""
-        return self.outgoing.paused
-
-    def write_entry(self, frame: bytes) -> None:
-        """Write a SEND frame at the end of this turn of the loop, with all others of it; earlier if they have 1 MiB
-        together. Dropped when the connection is closed.
-        """
-        self.outgoing.push(frame)
-
     def _write_soon(self) -> None:
         self._loop.call_soon(self._write_entries)
 
@@ -314,28 +285,31 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._transport.writelines(frames)
 
-    def write(self, command: pb.BaseCommand) -> None:
-        """Write a command of Pulsar's binary protocol as a frame, behind all entries."""
-        self.write_frame(wire.command_frame(command))
+    def write(self, content: Message) -> None:
+        """Write a command of Pulsar's binary protocol as a frame, behind all entries. `content` is the command's own
+        message, such as CommandFlow.
+        """
+        self.write_frame(wire.command_frame(content))
+
+    def write_request(self, asked: Any) -> None:
+        """Write a command under a new request id, which is set in it; nobody waits for the answer."""
+        asked.request_id = self._next_request
+        self._next_request += 1
+        self.write(asked)
 
     def when_writable(self, producer_id: int, producer: ProducerEvents) -> None:
         """Call the producer's `on_writable` once when the socket takes entries again."""
         self._blocked[producer_id] = producer
 
-    def request_id(self) -> int:
-        """Return a new number by which a request and its answer are matched."""
-        number = self._next_request
-        self._next_request = number + 1
-        return number
-
-    async def request(self, command: pb.BaseCommand, request_id: int, limit: float, what: str) -> Any:
-        """Write a command and wait `limit` seconds for its answer, which is returned. PulsarError if the broker refuses
-        it, Timeout, or ConnectionLost. `what` names the request in errors.
+    async def request(self, asked: Any, limit: float, what: str) -> Any:
+        """Write a command under a new request id, which is set in it, and wait `limit` seconds for its answer, which is
+        returned. PulsarError if the broker refuses it, Timeout, or ConnectionLost. `what` names the request in errors.
         """
         if self.closed:
             raise PulsarError("ConnectionLost", f"{self.name}: closed")
+        request_id = self._next_request
         future = self.expect(request_id)
-        self.write(command)
+        self.write_request(asked)
         try:
             async with asyncio.timeout(limit):
                 return await future
@@ -383,10 +357,13 @@ class Connection(asyncio.BufferedProtocol):
                     handle(self, command)
             at += 1
 
-    def _answer(self, request_id: int, value: Any) -> None:
-        future = self._requests.pop(request_id, None)
+    def _answer(self, answer: Any, *, failed: bool) -> None:
+        if failed:
+            self._refuse(answer.request_id, server_error(answer.error, f"{self.name}: {answer.message}"))
+            return
+        future = self._requests.pop(answer.request_id, None)
         if future is not None and not future.done():
-            future.set_result(value)
+            future.set_result(answer)
 
     def _refuse(self, request_id: int, error: PulsarError) -> None:
         future = self._requests.pop(request_id, None)
@@ -402,9 +379,6 @@ class Connection(asyncio.BufferedProtocol):
     def _on_connected(self, command: pb.BaseCommand) -> None:
         if not self._connected.done():
             self._connected.set_result(command.connected)
-
-    def _on_success(self, command: pb.BaseCommand) -> None:
-        self._answer(command.success.request_id, command.success)
 
     def _on_error(self, command: pb.BaseCommand) -> None:
         error = server_error(command.error.error, f"{self.name}: {command.error.message}")
@@ -457,44 +431,19 @@ class Connection(asyncio.BufferedProtocol):
             reader.on_end()
 
     def _on_lookup(self, command: pb.BaseCommand) -> None:
-        response = command.lookupTopicResponse
-        if response.response == pb.CommandLookupTopicResponse.Failed:
-            self._refuse(response.request_id, server_error(response.error, f"{self.name}: {response.message}"))
-        else:
-            self._answer(response.request_id, response)
+        """Give the answer of a look-up to the request that waits for it: two of its fields may say that it failed."""
+        answer = wire.content_of(command)
+        self._answer(answer, failed=answer.response == answer.Failed or answer.HasField("error"))
 
-    def _on_partitions(self, command: pb.BaseCommand) -> None:
-        response = command.partitionMetadataResponse
-        if response.response == pb.CommandPartitionedTopicMetadataResponse.Failed or response.HasField("error"):
-            self._refuse(response.request_id, server_error(response.error, f"{self.name}: {response.message}"))
-        else:
-            self._answer(response.request_id, response.partitions)
-
-    def _on_last_message_id(self, command: pb.BaseCommand) -> None:
-        self._answer(command.getLastMessageIdResponse.request_id, command.getLastMessageIdResponse)
-
-    def _on_topics(self, command: pb.BaseCommand) -> None:
-        response = command.getTopicsOfNamespaceResponse
-        self._answer(response.request_id, list(response.topics))
-
-    def _on_watch_success(self, command: pb.BaseCommand) -> None:
-        self._answer(command.watchTopicListSuccess.request_id, command.watchTopicListSuccess)
+    def _on_answer(self, command: pb.BaseCommand) -> None:
+        answer = wire.content_of(command)
+        self._answer(answer, failed="error" in answer.DESCRIPTOR.fields_by_name and answer.HasField("error"))
 
     def _on_watch_update(self, command: pb.BaseCommand) -> None:
         update = command.watchTopicUpdate
         watch = self.watches.get(update.watcher_id)
         if watch is not None:
             watch.on_update(list(update.new_topics), list(update.deleted_topics))
-
-    def _on_transactions(self, command: pb.BaseCommand) -> None:
-        """Give an answer of a transaction coordinator to the request that waits for it; all such answers have an error
-        in the same field.
-        """
-        response = getattr(command, _OF_COORDINATORS[command.type])
-        if response.HasField("error"):
-            self._refuse(response.request_id, server_error(response.error, f"{self.name}: {response.message}"))
-        else:
-            self._answer(response.request_id, response)
 
     def _on_challenge(self, command: pb.BaseCommand) -> None:
         task = self._loop.create_task(self._respond())
@@ -524,11 +473,8 @@ class Connection(asyncio.BufferedProtocol):
             return
         response = pb.AuthData(auth_method_name=self._auth.method, auth_data=data)
         self.write(
-            pb.BaseCommand(
-                type=pb.BaseCommand.AUTH_RESPONSE,
-                authResponse=pb.CommandAuthResponse(
-                    client_version=self._client_version, response=response, protocol_version=PROTOCOL_VERSION
-                ),
+            pb.CommandAuthResponse(
+                client_version=self._client_version, response=response, protocol_version=PROTOCOL_VERSION
             )
         )
 
@@ -536,7 +482,7 @@ class Connection(asyncio.BufferedProtocol):
         pb.BaseCommand.PING: _on_ping,
         pb.BaseCommand.PONG: _on_pong,
         pb.BaseCommand.CONNECTED: _on_connected,
-        pb.BaseCommand.SUCCESS: _on_success,
+        pb.BaseCommand.SUCCESS: _on_answer,
         pb.BaseCommand.ERROR: _on_error,
         pb.BaseCommand.PRODUCER_SUCCESS: _on_producer_success,
         pb.BaseCommand.SEND_ERROR: _on_send_error,
@@ -544,13 +490,17 @@ class Connection(asyncio.BufferedProtocol):
         pb.BaseCommand.CLOSE_CONSUMER: _on_close_consumer,
         pb.BaseCommand.REACHED_END_OF_TOPIC: _on_end_of_topic,
         pb.BaseCommand.LOOKUP_RESPONSE: _on_lookup,
-        pb.BaseCommand.PARTITIONED_METADATA_RESPONSE: _on_partitions,
-        pb.BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE: _on_last_message_id,
-        pb.BaseCommand.GET_TOPICS_OF_NAMESPACE_RESPONSE: _on_topics,
-        pb.BaseCommand.WATCH_TOPIC_LIST_SUCCESS: _on_watch_success,
+        pb.BaseCommand.PARTITIONED_METADATA_RESPONSE: _on_lookup,
+        pb.BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE: _on_answer,
+        pb.BaseCommand.GET_TOPICS_OF_NAMESPACE_RESPONSE: _on_answer,
+        pb.BaseCommand.WATCH_TOPIC_LIST_SUCCESS: _on_answer,
         pb.BaseCommand.WATCH_TOPIC_UPDATE: _on_watch_update,
         pb.BaseCommand.AUTH_CHALLENGE: _on_challenge,
-        **dict.fromkeys(_OF_COORDINATORS, _on_transactions),
+        pb.BaseCommand.TC_CLIENT_CONNECT_RESPONSE: _on_answer,
+        pb.BaseCommand.NEW_TXN_RESPONSE: _on_answer,
+        pb.BaseCommand.ADD_PARTITION_TO_TXN_RESPONSE: _on_answer,
+        pb.BaseCommand.END_TXN_RESPONSE: _on_answer,
+        pb.BaseCommand.END_TXN_ON_PARTITION_RESPONSE: _on_answer,
     }
 
 
@@ -587,6 +537,3 @@ async def connect(
             connection.abort(error if isinstance(error, PulsarError) else PulsarError("Closed", str(error)))
         raise
     return connection
-
-
-__all__ = ["Connection", "ProducerEvents", "ReaderEvents", "WatchEvents", "connect"]

@@ -7,6 +7,7 @@ Must not know: Kafka's error codes.
 from __future__ import annotations
 
 import re
+from typing import Final
 
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 
@@ -46,6 +47,8 @@ _FINAL = frozenset(
 """The codes of errors that the same request gets again however often it is repeated. All other codes may pass."""
 
 
+NOT_THERE: Final = ("NotFound", "TopicNotFound")
+"""The codes of Pulsar's errors for a topic, partition or namespace that does not exist."""
 QUOTA_EXCEEDED = "ProducerBlockedQuotaExceededError"
 """The code of a refusal to publish because a subscription of the topic is too far behind (its backlog quota)."""
 
@@ -79,6 +82,19 @@ class EntryRefusedError(PulsarError):
 
     def __init__(self, error: PulsarError) -> None:
         super().__init__(error.code, error.message, retriable=False)
+
+
+class Ignoring:
+    """A `with` block that ends without an error if a PulsarError of one of these codes is raised in it."""
+
+    def __init__(self, *codes: str) -> None:
+        self._codes = codes
+
+    def __enter__(self) -> None:
+        """Begin the block."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        return isinstance(error, PulsarError) and error.code in self._codes
 
 
 def exclusive_holder(error: PulsarError) -> str | None:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from kop import clock
 from kop.background import every
-from kop.pulsar_client.address import PulsarAddress, parse, parse_one
+from kop.pulsar_client.address import PulsarAddress, parse
 from kop.pulsar_client.connection import Connection, connect
 from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.frames import Frames
@@ -125,7 +125,7 @@ class Pool:
         credentials would go there in clear text. A proxy keeps its own connection to the broker, whose address may be
         of either kind.
         """
-        address = parse_one(url)
+        address = parse(url)[0]
         broker = BrokerRoute(address, self.service[self._preferred] if self.proxied else address)
         if self.tls and not broker.through.tls:
             text = (

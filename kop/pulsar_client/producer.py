@@ -13,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 from kop import clock
 from kop.pulsar_client import wire
-from kop.pulsar_client.attachment import BeforeAttach, BrokerAttachment, OnLost
+from kop.pulsar_client.attachment import BeforeAttach, BrokerAttachment, Find, OnLost
 from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import QUOTA_EXCEEDED, EntryRefusedError, PulsarError, exclusive_holder
 from kop.pulsar_client.outage import Outage
@@ -34,7 +35,6 @@ MODES: dict[str, pb.ProducerAccessMode] = {
     "wait_for_exclusive": pb.WaitForExclusive,
 }
 
-Find = Callable[[str | None], Awaitable[Connection]]
 OnStored = Callable[[Sequence[tuple[Any, int, int]]], None]
 """The type of a callback for stored entries: those that were given to `Producer.submit`, each with its ledger and entry
 number; both are -1 if the broker had the entry before.
@@ -106,9 +106,8 @@ class Producer(BrokerAttachment):
     ) -> None:
         what = f"producer {name or 'without a name'} of {topic}"
         super().__init__(
-            what, timeout=timeout, before_attach=before_attach, on_lost=on_lost, turns=turns, outage=outage
+            what, find, timeout=timeout, before_attach=before_attach, on_lost=on_lost, turns=turns, outage=outage
         )
-        self._find_connection = find
         self._ids = ids
         self._id = 0
         self._access = access
@@ -222,14 +221,14 @@ class Producer(BrokerAttachment):
         connection = self._connection
         at_once = (
             connection is not None
-            and not connection.paused
+            and not connection.outgoing.paused
             and pending.all_sent
             and entry.producer_id == self._id
             and not self._moving
         )
         pending.add(entry, sent=at_once)
         if connection is not None and at_once:
-            connection.write_entry(entry.frame)
+            connection.outgoing.push(entry.frame)
         else:
             self._flush()
 
@@ -260,7 +259,7 @@ class Producer(BrokerAttachment):
         What is submitted until then waits. The broker sees the producer leave, and come back on the other connection.
         """
         self.end_direct()
-        self._find_connection = find
+        self._find = find
         self._moving = self._connection is not None
         self._change_connection()
 
@@ -274,10 +273,10 @@ class Producer(BrokerAttachment):
         connection = self._connection
         if connection is None:
             raise PulsarError("ConnectionLost", f"{self._what} is not attached")
-        number, asked = connection.request_id(), self._loop.time()
-        command = self._producer_command(number, pb.Exclusive)  # with fencing it would push its successor out
+        asked = self._loop.time()
+        command = self._producer_command(pb.Exclusive)  # with fencing it would push its successor out
         try:
-            await connection.request(command, number, self._timeout, self._what)
+            await connection.request(command, self._timeout, self._what)
         except PulsarError as error:
             if error.code == "ProducerFenced" and connection is self._connection:
                 self._connection = None
@@ -300,10 +299,8 @@ class Producer(BrokerAttachment):
                 connection.producers.pop(self._id, None)
                 connection.abort(PulsarError("ConnectionLost", f"dropped, as the way to close {self._what}"))
             else:
-                try:
+                with suppress(PulsarError):  # the connection's end closes it too
                     await self._close_request(connection)
-                except PulsarError:
-                    pass  # the connection's end closes it too
                 connection.producers.pop(self._id, None)
         self._over(PulsarError("Closed", f"{self._what} is closed"))
 
@@ -319,7 +316,7 @@ class Producer(BrokerAttachment):
         connection = self._connection
         if connection is None or self._end is not None or self._moving or not self._pending.all_sent:
             return None
-        return None if connection.paused else connection.outgoing
+        return None if connection.outgoing.paused else connection.outgoing
 
     def begin_direct(self, direct: DirectEntries) -> None:
         """Allow compiled code (`direct`) to send entries itself, until a method of the producer is called, or its
@@ -387,7 +384,7 @@ class Producer(BrokerAttachment):
         if item is None:
             return
         if error.retriable:
-            self._leave(error)
+            self._attach_anew(error)
             return
         self._pending.take(item.sequence_id)
         item.failed(EntryRefusedError(error))
@@ -404,9 +401,6 @@ class Producer(BrokerAttachment):
         self._flush()
 
     # --- attaching
-
-    async def _find(self, assigned: str | None) -> Connection:
-        return await self._find_connection(assigned)
 
     async def _attach(self, connection: Connection) -> None:
         if self._access == "shared" or not self.attached_times:
@@ -426,16 +420,15 @@ class Producer(BrokerAttachment):
         return exclusive_holder(error) not in {self.name, None}
 
     async def _ask(self, connection: Connection, mode: pb.ProducerAccessMode) -> None:
-        number = connection.request_id()
         # A new one each time: docs/quirks.md, "Entries for an id that was closed are ignored"
         self._id = next(self._ids)
-        command = self._producer_command(number, mode)
+        command = self._producer_command(mode)
         self._attempts += 1
         connection.producers[self._id] = self
         asked = self._loop.time()
         try:
             answer: tuple[pb.CommandProducerSuccess, asyncio.Future[Any] | None] = await connection.request(
-                command, number, self._timeout, self._what
+                command, self._timeout, self._what
             )
             success, follow = answer
             while follow is not None:  # another holds the topic: our turn comes when it comes
@@ -443,9 +436,9 @@ class Producer(BrokerAttachment):
                 success, follow = await follow
         except BaseException as error:
             connection.producers.pop(self._id, None)
-            connection.forget(number)
+            connection.forget(command.request_id)
             if not isinstance(error, PulsarError) or error.code == "Timeout":
-                connection.write(self._close_command(connection.request_id()))  # it may be made later
+                self._leave(connection)  # it may be made later
             raise
         finally:
             self._turn = None
@@ -453,8 +446,7 @@ class Producer(BrokerAttachment):
         self.name = success.producer_name
         self.last_sequence_id = success.last_sequence_id
         if self.attached_times and success.last_sequence_id > self._highest:
-            connection.producers.pop(self._id, None)
-            connection.write(self._close_command(connection.request_id()))
+            self._leave(connection)
             text = f"another producer of this name stored up to {success.last_sequence_id}, this one sent up to"
             raise PulsarError("ProducerFenced", f"{self._what}: {text} {self._highest}")
         self._highest = max(self._highest, success.last_sequence_id)
@@ -463,11 +455,10 @@ class Producer(BrokerAttachment):
         self._max_size = connection.max_message_size
         self.sure_at = asked
 
-    def _producer_command(self, number: int, mode: pb.ProducerAccessMode) -> pb.BaseCommand:
+    def _producer_command(self, mode: pb.ProducerAccessMode) -> pb.CommandProducer:
         command = pb.CommandProducer(
             topic=self.topic,
             producer_id=self._id,
-            request_id=number,
             epoch=self._attempts,
             user_provided_producer_name=self._named,
             producer_access_mode=mode,
@@ -477,7 +468,7 @@ class Producer(BrokerAttachment):
             command.producer_name = self.name
         if self.topic_epoch is not None:
             command.topic_epoch = self.topic_epoch
-        return pb.BaseCommand(type=pb.BaseCommand.PRODUCER, producer=command)
+        return command
 
     async def _confirmed(self, connection: Connection) -> None:
         if self._confirm is None:
@@ -485,8 +476,7 @@ class Producer(BrokerAttachment):
         try:
             await self._confirm(self)
         except BaseException:
-            connection.producers.pop(self._id, None)
-            connection.write(self._close_command(connection.request_id()))
+            self._leave(connection)
             raise
 
     def _interrupted(self, error: PulsarError) -> None:
@@ -523,13 +513,14 @@ class Producer(BrokerAttachment):
         if connection is None or self._moving:
             return
         pending = self._pending
-        while not connection.paused:
+        outgoing = connection.outgoing
+        while not outgoing.paused:
             item = pending.next_unsent()
             if item is None:
                 return
             if item.producer_id != self._id:
                 item.frame, item.producer_id = wire.readdressed(item.frame, self._id), self._id
-            connection.write_entry(item.frame)
+            outgoing.push(item.frame)
         if not pending.all_sent:
             connection.when_writable(self._id, self)
 
@@ -546,7 +537,7 @@ class Producer(BrokerAttachment):
         expired = self._pending.expire(now)
         self._fail(expired, PulsarError("Timeout", text))
         if expired:
-            self._leave(PulsarError("Timeout", text))  # whatever the broker does with this producer: a new one
+            self._attach_anew(PulsarError("Timeout", text))  # whatever the broker does with this producer: a new one
         deadline = self._pending.deadline()
         if deadline is None and self._direct is not None:
             deadline = (now if oldest is None else oldest) + self._send_timeout
@@ -558,13 +549,12 @@ class Producer(BrokerAttachment):
         for item in items:
             item.failed(error)
 
-    def _leave(self, error: PulsarError) -> None:
+    def _attach_anew(self, error: PulsarError) -> None:
         """Close the producer at the broker, then attach it anew."""
         connection = self._connection
         if connection is not None:
-            connection.producers.pop(self._id, None)
-            connection.write(self._close_command(connection.request_id()))
-            self._start_over(error)
+            self._leave(connection)
+            self.on_disconnect(error, None)
 
     def _change_connection(self) -> None:
         connection = self._connection
@@ -575,16 +565,15 @@ class Producer(BrokerAttachment):
             self._task = self._loop.create_task(self._come_over(connection), name=f"pulsar move {self._what}")
 
     async def _come_over(self, connection: Connection) -> None:
-        try:
+        with suppress(PulsarError):  # the broker may have it still: then it refuses another of that name, for a while
             await self._close_request(connection)
-        except PulsarError:
-            pass  # the broker may have the producer still: then it refuses another of that name, for a while
         await self._come_back(None, moved=True)
 
-    def _close_command(self, request_id: int) -> pb.BaseCommand:
-        closing = pb.CommandCloseProducer(producer_id=self._id, request_id=request_id)
-        return pb.BaseCommand(type=pb.BaseCommand.CLOSE_PRODUCER, close_producer=closing)
+    def _leave(self, connection: Connection) -> None:
+        """Forget the producer on a connection, and tell the broker so, without waiting for its answer."""
+        connection.producers.pop(self._id, None)
+        connection.write_request(pb.CommandCloseProducer(producer_id=self._id))
 
     async def _close_request(self, connection: Connection) -> None:
-        number = connection.request_id()
-        await connection.request(self._close_command(number), number, self._timeout, f"closing {self._what}")
+        closing = pb.CommandCloseProducer(producer_id=self._id)
+        await connection.request(closing, self._timeout, f"closing {self._what}")

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TypeAlias, cast
 
 from kop import clock
 from kop.pulsar_client import wire
-from kop.pulsar_client.attachment import BeforeAttach, BrokerAttachment, OnLost
+from kop.pulsar_client.attachment import BeforeAttach, BrokerAttachment, Find, OnLost
 from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.outage import Outage
@@ -75,11 +76,6 @@ class ReaderPosition:
             return position > self.last
         return self._start == EARLIEST or position >= self.start() or self._start.entry == 2**63 - 1
 
-    def add(self, messages: int) -> int:
-        """Count further messages that the broker may send; return their number as it was given."""
-        self.permits += messages
-        return messages
-
     def restored(self) -> int:
         """Return the number of messages that the broker may send, to be told at a new subscription; a negative one is
         set to 0.
@@ -101,7 +97,6 @@ _MOST_ALONE = 63
 takes none.
 """
 
-Find = Callable[[str | None], Awaitable[Connection]]
 OnMany: TypeAlias = Callable[[Sequence[Received], int], tuple[int, int]]
 
 log = logging.getLogger(__name__)
@@ -147,6 +142,7 @@ class Reader(BrokerAttachment):
     ) -> None:
         super().__init__(
             f"reader of {topic}",
+            find,
             timeout=timeout,
             before_attach=before_attach,
             on_lost=on_lost,
@@ -154,7 +150,6 @@ class Reader(BrokerAttachment):
             outage=outage,
         )
         self._ids = ids
-        self._find_connection = find
         self._read_compacted = read_compacted
         self._deliver = on_entry
         self._deliver_many = on_many
@@ -194,9 +189,9 @@ class Reader(BrokerAttachment):
         """Permit the broker to send `messages` more messages; it is told when the reader is attached again if it is not
         now.
         """
-        granted = self._position.add(messages)
+        self._position.permits += messages
         if self._connection is not None:
-            self._flow(self._connection, granted)
+            self._flow(self._connection, messages)
 
     async def last_position(self, *, within: float | None = None) -> Position:
         """Return the position of the topic's last entry, with entry -1 if the ledger that it names has none.
@@ -236,8 +231,7 @@ class Reader(BrokerAttachment):
             raise self._end
         self._ready.clear()
         if connection is not None:
-            connection.readers.pop(self._id, None)
-            connection.write(self._close_command(connection.request_id()))
+            self._leave(connection)
         self._at_end = position == LATEST
         self._position.seek(position, inclusive)
         self._task = self._loop.create_task(self._come_back(None, moved=True), name=f"pulsar seek {self.topic}")
@@ -248,11 +242,8 @@ class Reader(BrokerAttachment):
         connection = await self._stop()
         if connection is not None and not connection.closed:
             connection.readers.pop(self._id, None)
-            number = connection.request_id()
-            try:
-                await connection.request(self._close_command(number), number, self._timeout, f"closing {self._what}")
-            except PulsarError:
-                pass  # the connection's end closes it too
+            with suppress(PulsarError):  # the connection's end closes it too
+                await connection.request(self._closing, self._timeout, f"closing {self._what}")
         self._over(PulsarError("Closed", ""))
 
     # --- what the connection tells
@@ -333,25 +324,19 @@ class Reader(BrokerAttachment):
             return False
         connection = self._connection
         if connection is not None:
-            connection.readers.pop(self._id, None)
-            connection.write(self._close_command(connection.request_id()))
-            self._start_over(PulsarError("ConnectionLost", error.message))
+            self._leave(connection)
+            self.on_disconnect(PulsarError("ConnectionLost", error.message), None)
         return False
 
     def _drop(self, error: PulsarError) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.readers.pop(self._id, None)
-            connection.write(self._close_command(connection.request_id()))
+            self._leave(connection)
         self._give_up(error)
 
     # --- attaching
 
-    async def _find(self, assigned: str | None) -> Connection:
-        return await self._find_connection(assigned)
-
     async def _attach(self, connection: Connection) -> None:
-        number = connection.request_id()
         self._id = next(self._ids)  # a new id each time, so that late messages for the former id are ignored
         start = self._position.start()
         command = pb.CommandSubscribe(
@@ -359,7 +344,6 @@ class Reader(BrokerAttachment):
             subscription=self.cursor,
             subType=pb.CommandSubscribe.Exclusive,
             consumer_id=self._id,
-            request_id=number,
             durable=False,
             read_compacted=self._read_compacted,
             force_topic_creation=False,
@@ -367,9 +351,7 @@ class Reader(BrokerAttachment):
         )
         connection.readers[self._id] = self
         try:
-            await connection.request(
-                pb.BaseCommand(type=pb.BaseCommand.SUBSCRIBE, subscribe=command), number, self._timeout, self._what
-            )
+            await connection.request(command, self._timeout, self._what)
             if self._at_end:
                 answer = await self._last(connection, self._timeout)
                 if answer.HasField("consumer_mark_delete_position"):
@@ -378,7 +360,7 @@ class Reader(BrokerAttachment):
         except BaseException as error:
             connection.readers.pop(self._id, None)
             if not isinstance(error, PulsarError) or error.code == "Timeout":
-                connection.write(self._close_command(connection.request_id()))  # it may be made later
+                self._leave(connection)  # it may be made later
             raise
 
     def _detached(self, error: PulsarError) -> None:
@@ -426,23 +408,24 @@ class Reader(BrokerAttachment):
                             if _NO_CONSUMER not in error.message:
                                 raise
                             connection.readers.pop(consumer_id, None)  # the word that it is closed is on its way
-                            self._start_over(PulsarError("ConnectionLost", error.message))
+                            self.on_disconnect(PulsarError("ConnectionLost", error.message), None)
         except TimeoutError:
             raise PulsarError("Timeout", f"the last position of {self.topic} within {seconds:g} s") from None
 
     async def _last(self, connection: Connection, seconds: float) -> pb.CommandGetLastMessageIdResponse:
-        number = connection.request_id()
-        asked = pb.CommandGetLastMessageId(consumer_id=self._id, request_id=number)
-        command = pb.BaseCommand(type=pb.BaseCommand.GET_LAST_MESSAGE_ID, getLastMessageId=asked)
         answer: pb.CommandGetLastMessageIdResponse = await connection.request(
-            command, number, seconds, f"the last position of {self.topic}"
+            pb.CommandGetLastMessageId(consumer_id=self._id), seconds, f"the last position of {self.topic}"
         )
         return answer
 
     def _flow(self, connection: Connection, messages: int) -> None:
-        flow = pb.CommandFlow(consumer_id=self._id, messagePermits=messages)
-        connection.write(pb.BaseCommand(type=pb.BaseCommand.FLOW, flow=flow))
+        connection.write(pb.CommandFlow(consumer_id=self._id, messagePermits=messages))
 
-    def _close_command(self, request_id: int) -> pb.BaseCommand:
-        closing = pb.CommandCloseConsumer(consumer_id=self._id, request_id=request_id)
-        return pb.BaseCommand(type=pb.BaseCommand.CLOSE_CONSUMER, close_consumer=closing)
+    @property
+    def _closing(self) -> pb.CommandCloseConsumer:
+        return pb.CommandCloseConsumer(consumer_id=self._id)
+
+    def _leave(self, connection: Connection) -> None:
+        """Forget the reader on a connection, and tell the broker so, without waiting for its answer."""
+        connection.readers.pop(self._id, None)
+        connection.write_request(self._closing)

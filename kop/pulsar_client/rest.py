@@ -157,11 +157,13 @@ class Rest:
         if self._session:
             await self._session.close()
 
-    async def _json(self, method: str, path: str, query: Mapping[str, str] | None = None) -> Any:
+    async def _json(
+        self, method: str, path: str, query: Mapping[str, str] | None = None, root: str = "admin/v2"
+    ) -> Any:
         """Return the decoded JSON of an answer; None for an empty one, by which Pulsar says that something is not
         set.
         """
-        body = (await self._call(method, path, query=query)).body
+        body = (await self._call(method, path, query=query, root=root)).body
         if not body:
             return None
         try:
@@ -169,11 +171,13 @@ class Rest:
         except ValueError as error:
             raise PulsarError("BadAnswer", f"{method} {path}: no JSON; is the admin URL a Pulsar broker's?") from error
 
-    async def _object(self, path: str, *keys: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
+    async def _object(
+        self, path: str, *keys: str, query: Mapping[str, str] | None = None, root: str = "admin/v2"
+    ) -> dict[str, Any]:
         """Send a GET and return its JSON object. PulsarError BadAnswer if the answer is none, or lacks one of these
         keys; else as of `_call`.
         """
-        answer = await self._json("GET", path, query)
+        answer = await self._json("GET", path, query, root)
         if not isinstance(answer, dict) or not all(key in answer for key in keys):
             text = f"GET {path}: not an object{' with ' + ', '.join(keys) if keys else ''}"
             raise PulsarError("BadAnswer", f"{text}; is the admin URL a Pulsar broker's?")

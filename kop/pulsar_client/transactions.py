@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 from kop.pulsar_client.backoff import Backoff
 from kop.pulsar_client.connection import Connection
-from kop.pulsar_client.errors import PulsarError
+from kop.pulsar_client.errors import Ignoring, PulsarError
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.pulsar_client.types import TxnId
 
@@ -66,12 +66,9 @@ class Transactions:
         return len(self._coordinators)
 
     async def _count(self) -> None:
-        try:
+        count = 0
+        with Ignoring("TopicNotFound"):
             count = await self._partitions(COORDINATORS)
-        except PulsarError as error:
-            if error.code != "TopicNotFound":
-                raise
-            count = 0
         if not count:
             raise PulsarError(
                 "NotAllowedError",
@@ -87,7 +84,10 @@ class Transactions:
         """
         count = await self.coordinators()
         coordinator = self._coordinators[next(self._turns) % count]
-        answer: pb.CommandNewTxnResponse = await self._again(lambda limit: coordinator.new(ttl_ms, limit))
+        asked = pb.CommandNewTxn(txn_ttl_seconds=ttl_ms, tc_id=coordinator.number)
+        answer: pb.CommandNewTxnResponse = await self._again(
+            lambda limit: coordinator.ask(asked, limit, "a new transaction")
+        )
         return TxnId(answer.txnid_most_bits, answer.txnid_least_bits)
 
     async def add(self, txn: TxnId, partitions: Sequence[str]) -> None:
@@ -95,20 +95,20 @@ class Transactions:
         it or does not answer: TransactionNotFound if the transaction has ended, or never existed; InvalidTxnStatus if
         it is being ended.
         """
-
-        async def ask(limit: float) -> Any:
-            return await (await self._of(txn)).add(txn, partitions, limit)
-
-        await self._again(ask)
+        asked = pb.CommandAddPartitionToTxn(txnid_least_bits=txn.least, txnid_most_bits=txn.most, partitions=partitions)
+        await self._ask(txn, asked, f"partitions of transaction {txn}")
 
     async def end(self, txn: TxnId, *, commit: bool) -> None:
         """End a transaction on all of its partitions. PulsarError if Pulsar refuses it or does not answer:
         TransactionNotFound if the transaction has ended, either way; InvalidTxnStatus if it is being ended the other
         way.
         """
+        asked = pb.CommandEndTxn(txnid_least_bits=txn.least, txnid_most_bits=txn.most, txn_action=_ACTION[commit])
+        await self._ask(txn, asked, f"the end of transaction {txn}")
 
+    async def _ask(self, txn: TxnId, asked: Any, what: str) -> None:
         async def ask(limit: float) -> Any:
-            return await (await self._of(txn)).end(txn, commit, limit)
+            return await (await self._of(txn)).ask(asked, limit, what)
 
         await self._again(ask)
 
@@ -116,20 +116,17 @@ class Transactions:
         """End a transaction on one partition only, whatever its coordinator says of it. PulsarError if Pulsar refuses
         it or does not answer.
         """
+        asked = pb.CommandEndTxnOnPartition(
+            txnid_least_bits=txn.least,
+            txnid_most_bits=txn.most,
+            topic=partition,
+            txn_action=_ACTION[commit],
+            txnid_least_bits_of_low_watermark=_NO_LOW_WATERMARK,
+        )
 
         async def ask(limit: float) -> Any:
             connection = await self._connection(partition)
-            number = connection.request_id()
-            ending = pb.CommandEndTxnOnPartition(
-                request_id=number,
-                txnid_least_bits=txn.least,
-                txnid_most_bits=txn.most,
-                topic=partition,
-                txn_action=_ACTION[commit],
-                txnid_least_bits_of_low_watermark=_NO_LOW_WATERMARK,
-            )
-            command = pb.BaseCommand(type=pb.BaseCommand.END_TXN_ON_PARTITION, endTxnOnPartition=ending)
-            return await connection.request(command, number, limit, f"the end of transaction {txn} on {partition}")
+            return await connection.request(asked, limit, f"the end of transaction {txn} on {partition}")
 
         await self._again(ask)
 
@@ -162,74 +159,43 @@ class _Coordinator:
     """A transaction coordinator of Pulsar, on whichever broker it is."""
 
     def __init__(self, number: int, connection: Callable[[str], Awaitable[Connection]]) -> None:
-        self._number = number
+        self.number = number
         self._find = connection
         self._connected: Connection | None = None
         """The connection to the coordinator; None if its broker has to be looked up."""
         self._connecting: asyncio.Task[Connection] | None = None
 
-    async def new(self, ttl_ms: int, limit: float) -> Any:
-        """Send NEW_TXN, which begins a transaction that Pulsar aborts after `ttl_ms`, and return the answer, which
-        names it. PulsarError if the coordinator refuses it, or does not answer within `limit` seconds.
+    async def ask(self, asked: Any, limit: float, what: str) -> Any:
+        """Send a request, such as CommandNewTxn, which `what` names in errors, and return the answer. PulsarError if
+        the coordinator refuses it, or does not answer within `limit` seconds.
         """
-        connection, number = await self._request(limit)
-        asked = pb.CommandNewTxn(request_id=number, txn_ttl_seconds=ttl_ms, tc_id=self._number)
-        command = pb.BaseCommand(type=pb.BaseCommand.NEW_TXN, newTxn=asked)
-        return await self._ask(connection, command, number, limit, "a new transaction")
+        connection = await self._connection(limit)
+        try:
+            return await connection.request(asked, limit, what)
+        except PulsarError as error:
+            if error.code in _ELSEWHERE and self._connected is connection:
+                self._connected = None
+            raise
 
-    async def add(self, txn: TxnId, partitions: Sequence[str], limit: float) -> Any:
-        """Send ADD_PARTITION_TO_TXN, which adds partitions to a transaction, and return the answer. PulsarError if the
-        coordinator refuses it, or does not answer within `limit` seconds.
-        """
-        connection, number = await self._request(limit)
-        asked = pb.CommandAddPartitionToTxn(
-            request_id=number, txnid_least_bits=txn.least, txnid_most_bits=txn.most, partitions=partitions
-        )
-        command = pb.BaseCommand(type=pb.BaseCommand.ADD_PARTITION_TO_TXN, addPartitionToTxn=asked)
-        return await self._ask(connection, command, number, limit, f"partitions of transaction {txn}")
-
-    async def end(self, txn: TxnId, commit: bool, limit: float) -> Any:
-        """Send END_TXN, which commits a transaction, or aborts it, and return the answer. PulsarError if the
-        coordinator refuses it, or does not answer within `limit` seconds.
-        """
-        connection, number = await self._request(limit)
-        asked = pb.CommandEndTxn(
-            request_id=number, txnid_least_bits=txn.least, txnid_most_bits=txn.most, txn_action=_ACTION[commit]
-        )
-        command = pb.BaseCommand(type=pb.BaseCommand.END_TXN, endTxn=asked)
-        return await self._ask(connection, command, number, limit, f"the end of transaction {txn}")
-
-    async def _request(self, limit: float) -> tuple[Connection, int]:
-        """Return the connection to the coordinator, made now if there is none, and an id for a request on it.
-        PulsarError if it cannot be made.
-        """
+    async def _connection(self, limit: float) -> Connection:
+        """Return the connection to the coordinator, made now if there is none. PulsarError if it cannot be made."""
         connection = self._connected
         if connection is None or connection.closed:
             if self._connecting is None:
                 self._connecting = asyncio.create_task(
-                    self._connect(limit), name=f"pulsar transaction coordinator {self._number}"
+                    self._connect(limit), name=f"pulsar transaction coordinator {self.number}"
                 )
                 self._connecting.add_done_callback(self._connect_ended)
             connection = await asyncio.shield(self._connecting)
-        return connection, connection.request_id()
+        return connection
 
     async def _connect(self, limit: float) -> Connection:
-        connection = await self._find(f"{COORDINATORS}-partition-{self._number}")
-        number = connection.request_id()
-        asked = pb.CommandTcClientConnectRequest(request_id=number, tc_id=self._number)
-        command = pb.BaseCommand(type=pb.BaseCommand.TC_CLIENT_CONNECT_REQUEST, tcClientConnectRequest=asked)
-        await connection.request(command, number, limit, f"transaction coordinator {self._number}")
+        connection = await self._find(f"{COORDINATORS}-partition-{self.number}")
+        asked = pb.CommandTcClientConnectRequest(tc_id=self.number)
+        await connection.request(asked, limit, f"transaction coordinator {self.number}")
         return connection
 
     def _connect_ended(self, task: asyncio.Task[Connection]) -> None:
         self._connecting = None
         if not task.cancelled() and task.exception() is None:
             self._connected = task.result()
-
-    async def _ask(self, connection: Connection, command: pb.BaseCommand, number: int, limit: float, what: str) -> Any:
-        try:
-            return await connection.request(command, number, limit, what)
-        except PulsarError as error:
-            if error.code in _ELSEWHERE and self._connected is connection:
-                self._connected = None
-            raise

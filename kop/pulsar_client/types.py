@@ -87,20 +87,3 @@ class Auth(Protocol):
     async def data(self) -> bytes:
         """Return fresh credentials; called for every connection and whenever a broker asks again."""
         ...
-
-
-__all__ = [
-    "DUPLICATE",
-    "EARLIEST",
-    "LATEST",
-    "Access",
-    "Auth",
-    "Buffer",
-    "Entry",
-    "Message",
-    "Position",
-    "Receipt",
-    "Received",
-    "TxnId",
-    "position_in",
-]

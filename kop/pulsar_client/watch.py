@@ -36,7 +36,9 @@ class Watch(BrokerAttachment):
         timeout: float,
         outage: Outage,
     ) -> None:
-        super().__init__(f"watch of {namespace}", timeout=timeout, before_attach=None, on_lost=None, outage=outage)
+        super().__init__(
+            f"watch of {namespace}", self._look_for, timeout=timeout, before_attach=None, on_lost=None, outage=outage
+        )
         self._id = watcher_id
         self._namespace = namespace
         self._pattern = pattern
@@ -52,8 +54,7 @@ class Watch(BrokerAttachment):
         """Stop watching; `on_change` is not called any more."""
         connection = await self._stop()
         if connection is not None:
-            connection.watches.pop(self._id, None)
-            connection.write(self._close_command(connection.request_id()))
+            self._leave(connection)
 
     def on_update(self, added: Sequence[str], removed: Sequence[str]) -> None:
         """Pass the broker's news of topics that came or went on to `on_change`."""
@@ -68,7 +69,7 @@ class Watch(BrokerAttachment):
             else:
                 await self._come_back(None)
 
-    async def _find(self, assigned: str | None) -> Connection:
+    async def _look_for(self, assigned: str | None) -> Connection:
         try:
             return await self._find_connection()
         except PulsarError as error:
@@ -79,21 +80,12 @@ class Watch(BrokerAttachment):
             raise self._passing(
                 PulsarError("WatchUnsupported", f"{connection.name} does not watch topics for its clients")
             )
-        number = connection.request_id()
-        asked = pb.CommandWatchTopicList(
-            request_id=number, watcher_id=self._id, namespace=self._namespace, topics_pattern=self._pattern
-        )
+        asked = pb.CommandWatchTopicList(watcher_id=self._id, namespace=self._namespace, topics_pattern=self._pattern)
         connection.watches[self._id] = self
         try:
-            answer: pb.CommandWatchTopicListSuccess = await connection.request(
-                pb.BaseCommand(type=pb.BaseCommand.WATCH_TOPIC_LIST, watchTopicList=asked),
-                number,
-                self._timeout,
-                self._what,
-            )
+            answer: pb.CommandWatchTopicListSuccess = await connection.request(asked, self._timeout, self._what)
         except BaseException as error:
-            connection.watches.pop(self._id, None)
-            connection.write(self._close_command(connection.request_id()))
+            self._leave(connection)
             if isinstance(error, PulsarError):
                 raise self._passing(error) from error
             raise
@@ -128,6 +120,7 @@ class Watch(BrokerAttachment):
         except Exception:
             log.exception("%s: its owner failed on a change", self._what)
 
-    def _close_command(self, request_id: int) -> pb.BaseCommand:
-        closing = pb.CommandWatchTopicListClose(request_id=request_id, watcher_id=self._id)
-        return pb.BaseCommand(type=pb.BaseCommand.WATCH_TOPIC_LIST_CLOSE, watchTopicListClose=closing)
+    def _leave(self, connection: Connection) -> None:
+        """Forget the watch on a connection, and tell the broker so."""
+        connection.watches.pop(self._id, None)
+        connection.write_request(pb.CommandWatchTopicListClose(watcher_id=self._id))

@@ -13,9 +13,10 @@ Commands of the hot path are protobuf too: its C code reads and writes them in 1
 from __future__ import annotations
 
 from struct import Struct
+from typing import Any
 
 from crc32c import crc32c
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from kop.pulsar_client._pure import CHECKSUM_MAGIC
 from kop.pulsar_client.errors import PulsarError
@@ -30,16 +31,21 @@ _U32 = Struct(">I")
 _TWO_U32 = Struct(">II")
 _TAIL = Struct(">HII")  # magic, checksum, size of the metadata
 _SEND = pb.BaseCommand.SEND
+_FIELDS = pb.BaseCommand.DESCRIPTOR.fields_by_number
+"""The fields of a BaseCommand. Each but its type holds one kind of command, and its number is the type of these."""
+_FIELD_OF = {field.message_type.name: field for field in _FIELDS.values() if field.message_type is not None}
 
 
-def command_frame(command: pb.BaseCommand) -> bytes:
-    """Return a frame that holds a command and no entry."""
-    body = command.SerializeToString()
+def command_frame(content: Message) -> bytes:
+    """Return a frame that holds a command and no entry; `content` is the command's own message, such as CommandPing."""
+    field = _FIELD_OF[content.DESCRIPTOR.name]
+    command: dict[str, Any] = {"type": field.number, field.name: content}
+    body = pb.BaseCommand(**command).SerializeToString()
     return _TWO_U32.pack(len(body) + 4, len(body)) + body
 
 
-PONG_FRAME = command_frame(pb.BaseCommand(type=pb.BaseCommand.PONG, pong=pb.CommandPong()))
-PING_FRAME = command_frame(pb.BaseCommand(type=pb.BaseCommand.PING, ping=pb.CommandPing()))
+PONG_FRAME = command_frame(pb.CommandPong())
+PING_FRAME = command_frame(pb.CommandPing())
 
 
 def send_head(
@@ -87,6 +93,11 @@ def read_command(data: bytes) -> pb.BaseCommand:
         return pb.BaseCommand.FromString(data)
     except DecodeError as error:
         raise PulsarError("FrameError", f"a command that cannot be read: {error}") from error
+
+
+def content_of(command: pb.BaseCommand) -> Any:
+    """Return a command's own message, such as CommandSuccess."""
+    return getattr(command, _FIELDS[command.type].name)
 
 
 def read_position(data: pb.MessageIdData) -> Position:

@@ -110,7 +110,7 @@ async def test_a_broker_that_does_not_read_is_not_written_to_without_end(monkeyp
             payload = bytes(1024 * 1024)
             sent = [send(producer, number, payload) for number in range(60)]
             assert producer.pending == 60
-            await until(lambda: any(connection.paused for connection, _ in opened))
+            await until(lambda: any(connection.outgoing.paused for connection, _ in opened))
             assert all(transport.get_write_buffer_size() < 8 * len(payload) for _, transport in opened)
             wire.go_on()
             await asyncio.gather(*sent)

@@ -77,21 +77,21 @@ async def test_entries_of_one_turn_of_the_loop_are_one_write_and_commands_stand_
     transport = Transport()
     connection.connection_made(transport)
     for frame in (b"a", b"b", b"c"):
-        connection.write_entry(frame)
+        connection.outgoing.push(frame)
     assert transport.writes == []
     await asyncio.sleep(0)
     assert transport.writes == [[b"abc"]], "small ones are one buffer"
-    connection.write_entry(b"d")
+    connection.outgoing.push(b"d")
     connection.write_frame(b"a command")
     assert transport.writes[1:] == [[b"d"], [b"a command"]]
     large = bytes(2 << 20)
-    connection.write_entry(large)
+    connection.outgoing.push(large)
     assert transport.writes[3:] == [[large]], "the socket has to say when it is full"
     await asyncio.sleep(0)
     assert len(transport.writes) == 4
     halves = [bytes(40_000), bytes(40_001)]
     for frame in halves:
-        connection.write_entry(frame)
+        connection.outgoing.push(frame)
     await asyncio.sleep(0)
     assert transport.writes[4:] == [halves], "large ones are not copied once more"
 

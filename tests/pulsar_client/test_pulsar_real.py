@@ -19,7 +19,7 @@ from support.waiting import until
 
 from conformance.faulty_link import Link, link
 from kop.pulsar_client import DUPLICATE, EARLIEST, LATEST, Access, Client, Entry, Position, Producer, PulsarError
-from kop.pulsar_client.address import PulsarAddress, parse_one
+from kop.pulsar_client.address import PulsarAddress, parse
 from kop.pulsar_client.pool import BrokerRoute, Pool
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 
@@ -201,7 +201,7 @@ async def test_waiting_for_a_topic(pulsar: Pulsar) -> None:
 @pytest.mark.parametrize("access", ["shared", "exclusive", "exclusive_with_fencing"])
 async def test_a_producer_takes_its_own_place_back_from_a_dead_connection(pulsar: Pulsar, access: Access) -> None:
     """The broker still sees the old connection, which only we know to be dead."""
-    target = parse_one(pulsar.service_url)
+    target = parse(pulsar.service_url)[0]
     async with tools(pulsar, keepalive=1.0) as (made, admin), link(target.port) as wire:
         topic = await create(admin, pulsar.topic())
         with through(wire):
@@ -215,7 +215,7 @@ async def test_a_producer_takes_its_own_place_back_from_a_dead_connection(pulsar
 
 
 async def test_cuts_under_load(pulsar: Pulsar) -> None:
-    target = parse_one(pulsar.service_url)
+    target = parse(pulsar.service_url)[0]
     async with tools(pulsar) as (made, admin), link(target.port) as wire:
         topic = await create(admin, pulsar.topic())
         await deduplicate(admin, topic)
@@ -297,7 +297,7 @@ async def test_a_producer_that_was_fenced_out_is_not_told_but_may_ask(pulsar: Pu
 
 async def test_a_producer_that_comes_back_too_late_leaves_its_successor_alone(pulsar: Pulsar) -> None:
     lost: list[PulsarError] = []
-    port = parse_one(pulsar.service_url).port
+    port = parse(pulsar.service_url)[0].port
     async with tools(pulsar) as (old_client, admin), client(pulsar.service_url) as new_client, link(port) as wire:
         topic = await create(admin, pulsar.topic())
         with through(wire):

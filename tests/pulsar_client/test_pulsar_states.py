@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kop.pulsar_client.address import PulsarAddress, parse
 from kop.pulsar_client.backoff import Backoff
-from kop.pulsar_client.errors import PulsarError, server_error
+from kop.pulsar_client.errors import NOT_THERE, Ignoring, PulsarError, server_error
 from kop.pulsar_client.pending import PendingEntries, PendingEntry
 from kop.pulsar_client.reader import ReaderPosition
 from kop.pulsar_client.types import EARLIEST, LATEST, Position
@@ -143,7 +143,7 @@ def test_a_reader_from_the_end_is_pinned_to_where_that_was() -> None:
 def test_permits(granted: list[int], taken: list[int], left: int, restored: int) -> None:
     cursor = ReaderPosition(EARLIEST, True, 10)
     for count in granted:
-        assert cursor.add(count) == count
+        cursor.permits += count
     for number, count in enumerate(taken):
         cursor.take(Position(1, number), count)
     assert cursor.permits == left
@@ -198,3 +198,12 @@ def test_errors_have_the_brokers_names() -> None:
     assert server_error(0, "something else").code == "UnknownError"
     assert server_error(999, "new").code == "ServerError999"
     assert str(PulsarError("Timeout", "too late")) == "Timeout: too late"
+
+
+@pytest.mark.parametrize("code", NOT_THERE)
+def test_errors_of_the_codes_that_are_named_end_a_block_and_nothing_else(code: str) -> None:
+    with Ignoring(*NOT_THERE):
+        raise PulsarError(code)
+    for other in (PulsarError("Timeout"), ValueError(code)):
+        with pytest.raises(type(other)), Ignoring(*NOT_THERE):
+            raise other

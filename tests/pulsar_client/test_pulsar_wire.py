@@ -159,3 +159,10 @@ def test_the_index_of_a_damaged_entry_is_told_where_it_can_be_read(twin: ModuleT
 def test_ping_and_pong_are_protobufs_own() -> None:
     assert encode(Command(type=Command.PING, ping=pb.CommandPing())) == wire.PING_FRAME
     assert encode(Command(type=Command.PONG, pong=pb.CommandPong())) == wire.PONG_FRAME
+
+
+def test_every_command_has_a_field_whose_number_is_its_type() -> None:
+    """So that a command's own message says which one it is."""
+    fields = {number: field for number, field in Command.DESCRIPTOR.fields_by_number.items() if number != 1}
+    assert fields.keys() == {value.number for value in Command.Type.DESCRIPTOR.values}
+    assert len({field.message_type for field in fields.values()}) == len(fields)

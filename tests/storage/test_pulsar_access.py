@@ -13,21 +13,21 @@ from kop.cli.pulsar import ask
 from kop.config import Config
 from kop.errors import BackendError
 from kop.pulsar_client.auth import OAuth2
-from kop.storage.pulsar.access import Access
+from kop.storage.pulsar.access import check_access, credentials_of
 from kop.storage.pulsar.engine import open_engine
 from kop.storage.pulsar.settings import PulsarSettings
 
 
-def access(**settings: Any) -> Access:
-    return Access(PulsarSettings(**settings))
+def options(**settings: Any) -> PulsarSettings:
+    return PulsarSettings(**settings)
 
 
 @pytest.mark.parametrize("auth", ["very-secret", "tokn:very-secret", "oauth2:very-secret", 'oauth2:{"very-secret":1}'])
 def test_credentials_that_do_not_do_are_not_shown(auth: str) -> None:
     with pytest.raises(BackendError, match=r"kop\.pulsar\.auth") as caught:
-        access(kop_pulsar_auth=auth).credentials()
+        credentials_of(options(kop_pulsar_auth=auth))
     assert "very-secret" not in str(caught.value) or auth.endswith(":1}")  # the name of a field is no secret
-    assert "very-secret" not in f"{access(kop_pulsar_auth=auth)!r} {PulsarSettings(kop_pulsar_auth=auth)!r}"
+    assert "very-secret" not in repr(options(kop_pulsar_auth=auth))
 
 
 ADMIN_URLS = {
@@ -44,13 +44,13 @@ ADMIN_URLS = {
 def test_credentials_do_not_go_to_rest_in_clear_where_the_service_has_tls(
     service_url: str, admin_url: str, auth: str
 ) -> None:
-    made = access(kop_pulsar_auth=auth)
+    made = options(kop_pulsar_auth=auth)
     if ADMIN_URLS[admin_url] and auth and "ssl" in service_url:
         with pytest.raises(BackendError, match=r"kop\.pulsar\.admin\.url.*clear text.*https") as caught:
-            made.check(service_url, admin_url)
+            check_access(made, service_url, admin_url)
         assert "very-secret" not in str(caught.value)
     else:
-        made.check(service_url, admin_url)
+        check_access(made, service_url, admin_url)
 
 
 async def test_an_engine_does_not_begin_with_credentials_in_clear() -> None:
@@ -75,12 +75,14 @@ def test_commands_do_not_send_credentials_in_clear() -> None:
 
 def test_an_oauth2_issuer_is_met_with_the_authorities_of_the_settings(tmp_path: Path) -> None:
     text = 'oauth2:{"issuer":"https://issuer.example","client_id":"a","client_secret":"very-secret"}'
-    auth = access(
-        kop_pulsar_auth=text,
-        kop_pulsar_tls_ca_file="/ca.pem",
-        kop_pulsar_tls_cert_file="/cert.pem",
-        kop_pulsar_tls_verify_host=False,
-    ).credentials()
+    auth = credentials_of(
+        options(
+            kop_pulsar_auth=text,
+            kop_pulsar_tls_ca_file="/ca.pem",
+            kop_pulsar_tls_cert_file="/cert.pem",
+            kop_pulsar_tls_verify_host=False,
+        )
+    )
     assert isinstance(auth, OAuth2)
     assert auth.tls is not None
     # Its own name is always checked, and it is not shown the certificate that is for Pulsar.

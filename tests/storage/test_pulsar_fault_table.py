@@ -125,6 +125,17 @@ def test_every_refusal_is_counted_and_a_client_that_asks_for_what_is_not_there_i
     assert len(caplog.records) == 1
 
 
+def test_a_refusal_in_a_block_becomes_kafkas_and_is_counted() -> None:
+    faults = Faults(lambda: 0.0, Outage())
+    refusing = faults.refusing(Refused.REQUESTS, "cannot keep a setting")
+    with pytest.raises(BackendError, match="cannot keep a setting: Pulsar says Unauthorized: 401") as caught, refusing:
+        raise PulsarError("Unauthorized", "401")
+    assert isinstance(caught.value.__cause__, PulsarError)
+    assert faults.counts == {"requests_refused/unauthorized": 1}
+    with pytest.raises(ValueError, match="not thought of"), faults.refusing(Refused.READS, "cannot read"):
+        raise ValueError("not thought of")
+
+
 def test_a_producer_whose_name_is_held_after_a_restart_is_told_only_if_that_lasts(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -6,7 +6,9 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from storage.batches import attached, make, records
@@ -27,6 +29,7 @@ from kop.storage.pulsar.offsets.mapping import offset_mapping
 from kop.storage.pulsar.partition.log import PulsarLog
 from kop.storage.pulsar.reading.batches import Converter, Gap
 from kop.storage.pulsar.reading.cold_readers import ColdReader
+from kop.storage.pulsar.reading.source import PartitionSource
 from kop.storage.pulsar.reading.stream import Stream
 
 BEFORE, BEHIND = Position(7, 4), Position(7, 6)
@@ -158,12 +161,13 @@ class Reading:
         mapping = offset_mapping("index", faults)
         converter = Converter("t-0", 0, mapping, append_time=False, count=faults.count, max_message_bytes=1 << 20)
         self.reader = ColdReader(converter, BudgetShare(ReadBudget(1 << 20), lambda: None))
-        self.stream = Stream(self.reader.on_entry, self.reader.on_lost, mapping.place, self.reader.on_many)
+        context: Any = SimpleNamespace(client=self.broker)
+        source = PartitionSource(context, "t", "t-0", mapping, AsyncMock())
+        self.stream = Stream(source, self.reader.on_entry, self.reader.on_lost, self.reader.on_many)
 
     async def bring(self, entries: int) -> None:
         if self.reader.stream is None:
-            client: Any = self.broker
-            await self.stream.start(client, "t", EARLIEST, check_exists=None, budget=1 << 20)
+            await self.stream.start(EARLIEST, budget=1 << 20)
             self.reader.stream = self.stream
         kept, self.broker.entries = self.broker.entries, self.broker.entries[:entries]
         self.broker.tail.deliver()

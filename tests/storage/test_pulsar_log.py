@@ -11,6 +11,7 @@ import tracemalloc
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -1569,9 +1570,10 @@ def test_a_transaction_holds_back_only_what_lies_behind_its_first_record(readabl
 async def test_a_dispatch_rate_holds_a_tail_back_only_while_it_holds_reads_back() -> None:
     """Pulsar's counts of that only grow, and those of other subscriptions count, too."""
     broker, now = Broker(), 0.0
-    engine = FakeEngine(broker)
-    admin: Any = engine.rest
-    delays = tail_delays.TailDelays(admin, "t-0", "t-0", engine.faults, engine.spawn, lambda: now)
+    engine: Any = FakeEngine(broker)
+    engine.loop = SimpleNamespace(time=lambda: now)
+    source: Any = SimpleNamespace(context=engine, partition_name="t-0", title="t-0")
+    delays = tail_delays.TailDelays(source)
     expected = [(0, 4, True), (1, 4, True), (59, 4, True), (60, 4, False), (61, 5, True), (120, 5, True)]
     expected += [(121, 5, True), (181, 5, False), (400, 5, False), (640, 6, True)]
     for at, times, held in expected:
@@ -1581,9 +1583,10 @@ async def test_a_dispatch_rate_holds_a_tail_back_only_while_it_holds_reads_back(
 
 async def test_a_transaction_that_holds_readers_back_is_told_only_if_it_lasts(caplog: pytest.LogCaptureFixture) -> None:
     broker, now = Broker(), 0.0
-    engine = FakeEngine(broker)
-    admin: Any = engine.rest
-    delays = tail_delays.TailDelays(admin, "t-0", "t-0", engine.faults, engine.spawn, lambda: now)
+    engine: Any = FakeEngine(broker)
+    engine.loop = SimpleNamespace(time=lambda: now)
+    source: Any = SimpleNamespace(context=engine, partition_name="t-0", title="t-0")
+    delays = tail_delays.TailDelays(source)
     broker.stats = {"ongoingTxnCount": 1}
     for at, readable, told in [(0, "7:1", 0), (40, "7:2", 0), (50, "7:2", 0), (90, "7:2", 1), (91, "7:2", 1)]:
         now, broker.buffer = at, {"state": "Ready", "maxReadPosition": readable}

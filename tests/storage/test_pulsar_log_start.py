@@ -14,7 +14,7 @@ from support.waiting import until
 from kop.errors import ErrorCode
 from kop.storage.base import ReadResult, TimestampOffset
 from kop.storage.pulsar.engine import PulsarEngine
-from kop.storage.pulsar.layout import largest_remembered
+from kop.storage.pulsar.layout import all_remembered
 from kop.storage.pulsar.partition.log import PulsarLog
 
 pytestmark = pytest.mark.pulsar
@@ -43,7 +43,7 @@ async def test_two_gateways_that_delete_at_once_never_move_the_log_start_back(pu
             answers = await asyncio.gather(here.delete_records(offsets[0]), there.delete_records(offsets[1]))
             for offset, answer in zip(offsets, answers, strict=True):
                 assert answer >= offset
-            assert largest_remembered(await properties(first_engine), "log_start", 0) == 4 * number + 2
+            assert all_remembered(await properties(first_engine))["log_start", 0] == 4 * number + 2
         for engine, log in ((first_engine, here), (second_engine, there)):
             await engine.topics.refresh(log.topic.topic_id)
             assert log.log_start_offset == 4 * rounds + 2

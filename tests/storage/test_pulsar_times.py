@@ -35,7 +35,7 @@ def test_an_entry_without_the_brokers_time_has_its_producers(
     )
     entry = Entry(Position(3, 4), 1, broker_timestamp, 2, memoryview(made.metadata), memoryview(made.payload))
     numbers: Any = mapping.offset_mapping(offsets, Faults(lambda: 0.0, Outage()))
-    assert numbers.append_time(numbers.place(entry)) == expected
+    assert numbers.place(entry).append_time == expected
 
 
 @pytest.fixture

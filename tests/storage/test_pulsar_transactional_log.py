@@ -508,7 +508,8 @@ async def test_a_fence_of_a_gateway_that_died_holds_nobody_back(pulsar_store: Pu
         async def open_as_far_as_it_knew() -> None:
             pass
 
-        await fences.put(FencedByAnother(log), TxnId(named.most, named.least), open_as_far_as_it_knew)
+        partition: Any = FencedByAnother(log)
+        await fences.put(partition, TxnId(named.most, named.least), open_as_far_as_it_knew)
         assert (await append(log, batch(["plain"]))).base_offset >= 4
         expected = ["a", "plain"] if commit else ["plain"]
         await shows(log, *expected)

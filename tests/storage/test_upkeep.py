@@ -18,7 +18,7 @@ from kop.pulsar_client.admin import FOREVER, Retention
 from kop.pulsar_client.outage import Outage
 from kop.storage.base import LogPolicy, TopicInfo
 from kop.storage.pulsar import upkeep
-from kop.storage.pulsar.faults import Fault, Faults
+from kop.storage.pulsar.faults import Faults
 from kop.storage.pulsar.layout import PulsarTopic
 from kop.storage.pulsar.topics import compaction
 from kop.storage.pulsar.topics.compaction import CURSOR, Compactions
@@ -93,9 +93,6 @@ class StandInEngine:
         return Compactions(
             context, self.partitions, lambda _: PulsarTopic("persistent://public/kafka/__offsets", False, {})
         )
-
-    def count(self, what: Fault) -> None:
-        self.faults.count(what)
 
     async def properties(self) -> None:
         await self.round("rest")

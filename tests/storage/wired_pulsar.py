@@ -67,7 +67,6 @@ class WiredConnection:
 
     def __init__(self, broker: WiredBroker) -> None:
         self._broker = broker
-        self._numbers = itertools.count(1)
         self.producers: dict[int, Producer] = {}
         self.names: dict[int, str] = {}
         self.closed = False
@@ -83,10 +82,6 @@ class WiredConnection:
             if name is not None:  # else of a producer that is closed, or was never there
                 self._broker.frames.append(ArrivedFrame(self, name, frame))
 
-    @property
-    def paused(self) -> bool:
-        return self.outgoing.paused
-
     def pause(self) -> None:
         self.outgoing.paused = True
 
@@ -96,31 +91,23 @@ class WiredConnection:
         for producer in waiting.values():
             producer.on_writable()
 
-    def write_entry(self, frame: bytes) -> None:
-        self.outgoing.push(frame)
-
     def when_writable(self, number: int, producer: Producer) -> None:
         self._waiting[number] = producer
-
-    def request_id(self) -> int:
-        return next(self._numbers)
 
     def forget(self, number: int) -> None:
         pass
 
-    def write(self, command: pb.BaseCommand) -> None:
-        assert command.type == pb.BaseCommand.CLOSE_PRODUCER
-        self._broker.close_producer(self, command.close_producer.producer_id)
+    def write_request(self, asked: pb.CommandCloseProducer) -> None:
+        self._broker.close_producer(self, asked.producer_id)
 
-    async def request(self, command: pb.BaseCommand, number: int, limit: float, what: str) -> Any:
+    async def request(self, asked: Any, limit: float, what: str) -> Any:
         await asyncio.sleep(0)
         if self.closed:
             raise PulsarError("ConnectionLost", what)
-        if command.type == pb.BaseCommand.CLOSE_PRODUCER:
-            self._broker.close_producer(self, command.close_producer.producer_id)
+        if isinstance(asked, pb.CommandCloseProducer):
+            self._broker.close_producer(self, asked.producer_id)
             return None
-        assert command.type == pb.BaseCommand.PRODUCER
-        asked = command.producer
+        assert isinstance(asked, pb.CommandProducer)
         if asked.producer_name in self._broker.open_names:
             raise PulsarError("ProducerBusy", "somebody has it")
         self._broker.open_names.add(asked.producer_name)

@@ -13,49 +13,38 @@ from kop.pulsar_client.auth import Credentials, parse_auth
 from kop.storage.pulsar.settings import PulsarOptions
 
 
-class Access:
-    """The settings of access to Pulsar, TLS and credentials. An empty text is none. No message shows the
-    credentials.
+def tls_of(settings: PulsarOptions) -> TlsOptions:
+    """Return the TLS options that the settings give; they are used only for addresses that begin with pulsar+ssl or
+    https. An empty text is none.
     """
+    return TlsOptions(
+        ca_file=settings.kop_pulsar_tls_ca_file or None,
+        cert_file=settings.kop_pulsar_tls_cert_file or None,
+        key_file=settings.kop_pulsar_tls_key_file or None,
+        check_hostname=settings.kop_pulsar_tls_verify_host,
+    )
 
-    def __init__(self, settings: PulsarOptions) -> None:
-        self._settings = settings
 
-    def tls(self) -> TlsOptions:
-        """Return the TLS options that the settings give; they are used only for addresses that begin with pulsar+ssl or
-        https.
-        """
-        return TlsOptions(
-            ca_file=self._settings.kop_pulsar_tls_ca_file or None,
-            cert_file=self._settings.kop_pulsar_tls_cert_file or None,
-            key_file=self._settings.kop_pulsar_tls_key_file or None,
-            check_hostname=self._settings.kop_pulsar_tls_verify_host,
+def check_access(settings: PulsarOptions, service_url: str, admin_url: str) -> None:
+    """Raise BackendError if the credentials would go to Pulsar's REST in clear text although its service has TLS."""
+    if settings.kop_pulsar_auth and is_in_clear(service_url, admin_url):
+        raise BackendError(
+            f"kop.pulsar.admin.url={admin_url} has no TLS and {service_url} has: the credentials of "
+            "kop.pulsar.auth would go there in clear text. Name the REST interface's https URL "
+            "(webServicePortTls=8443 in broker.conf)"
         )
 
-    def check(self, service_url: str, admin_url: str) -> None:
-        """Raise BackendError if the credentials would go to Pulsar's REST in clear text although its service has
-        TLS.
-        """
-        if self._settings.kop_pulsar_auth and is_in_clear(service_url, admin_url):
-            raise BackendError(
-                f"kop.pulsar.admin.url={admin_url} has no TLS and {service_url} has: the credentials of "
-                "kop.pulsar.auth would go there in clear text. Name the REST interface's https URL "
-                "(webServicePortTls=8443 in broker.conf)"
-            )
 
-    def _of_issuer(self) -> TlsOptions:
-        """Return the TLS options for an OAuth2 issuer: public authorities are trusted, and the settings' CA file, too,
-        since Pulsar's own authority may have signed its certificate.
-        """
-        return TlsOptions(ca_file=self._settings.kop_pulsar_tls_ca_file or None, system_too=True)
+def credentials_of(settings: PulsarOptions) -> Credentials | None:
+    """Return the credentials, None if the settings have none. BackendError if their text is wrong, with the reason but
+    without the text.
 
-    def credentials(self) -> Credentials | None:
-        """Return the credentials, None if the settings have none. BackendError if their text is wrong, with the reason
-        but without the text.
-        """
-        if not self._settings.kop_pulsar_auth:
-            return None
-        try:
-            return parse_auth(self._settings.kop_pulsar_auth, self._of_issuer())
-        except ValueError as error:
-            raise BackendError(f"kop.pulsar.auth: {error}") from None
+    An OAuth2 issuer is trusted by public authorities and by the settings' CA file, since Pulsar's own authority may
+    have signed its certificate.
+    """
+    try:
+        return parse_auth(
+            settings.kop_pulsar_auth, TlsOptions(ca_file=settings.kop_pulsar_tls_ca_file or None, system_too=True)
+        )
+    except ValueError as error:
+        raise BackendError(f"kop.pulsar.auth: {error}") from None

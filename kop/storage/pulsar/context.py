@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from kop.errors import BackendError, KopError
 from kop.pulsar_client import Client, PulsarError
 from kop.pulsar_client.admin import Admin
-from kop.storage.pulsar.faults import Fault, Faults
+from kop.storage.pulsar.faults import Faults
 from kop.storage.pulsar.layout import TopicNaming
 from kop.storage.pulsar.settings import PulsarSettings
 
@@ -36,10 +36,6 @@ class PulsarContext:
         self.closed = False
         """True if the engine is being closed. No new work is taken from then on."""
         self._tasks: set[asyncio.Task[Any]] = set()
-
-    def count(self, fault: Fault) -> None:
-        """Count one more occurrence of a fault; see `Faults.count`."""
-        self.faults.count(fault)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run a coroutine in the background; the engine's close waits for it. An unexpected failure of it is logged."""

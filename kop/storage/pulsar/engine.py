@@ -17,7 +17,7 @@ from uuid import UUID
 from prometheus_client.core import Metric
 
 from kop import clock
-from kop.background import retried
+from kop.background import cancel, retried
 from kop.errors import BackendError, KopError
 from kop.metrics import counter_family
 from kop.pulsar_client import Client, PulsarError
@@ -25,7 +25,7 @@ from kop.pulsar_client.admin import Admin
 from kop.pulsar_client.watch import Watch
 from kop.read_budget import ReadBudget
 from kop.storage.base import EngineSnapshot, LiveBroker, LogPolicy, Promises, TopicInfo
-from kop.storage.pulsar.access import Access
+from kop.storage.pulsar.access import check_access, credentials_of, tls_of
 from kop.storage.pulsar.cluster.broker_registry import Answers, BrokerRegistry
 from kop.storage.pulsar.cluster.cluster_topic import ClusterTopic
 from kop.storage.pulsar.cluster.producer_ids import ProducerIdBlocks
@@ -183,31 +183,25 @@ class PulsarEngine:
         """
         if self.context.closed:
             raise BackendError("the storage engine is closed")
-        try:
+        with self.faults.refusing(Refused.REQUESTS, "cannot reserve producer ids"):
             return await self.producer_id_blocks.take()
-        except PulsarError as error:
-            raise self.faults.refused(error, Refused.REQUESTS, "cannot reserve producer ids") from error
 
     async def get_state(self, key: str) -> str | None:
         """Return a small durable value by its key; None if there is none. KopError if it cannot be read; before this
         broker joins, failures that may pass are retried for a minute first.
         """
         read = partial(self._cluster_topic.get_state, key)
-        try:
+        with self.faults.refusing(Refused.REQUESTS, "cannot read a setting"):
             if self._registry.own is None:  # no client is there that would retry while the broker starts
                 return await self._tried("read a setting", read)
             return await read()
-        except PulsarError as error:
-            raise self.faults.refused(error, Refused.REQUESTS, "cannot read a setting") from error
 
     async def put_state(self, key: str, value: str | None) -> None:
         """Set a small durable value by its key, or remove it with None, and tell the other brokers. KopError if Pulsar
         refuses it.
         """
-        try:
+        with self.faults.refusing(Refused.REQUESTS, "cannot keep a setting"):
             await self._cluster_topic.put_state(key, value)
-        except PulsarError as error:
-            raise self.faults.refused(error, Refused.REQUESTS, "cannot keep a setting") from error
 
     def on_state(self, callback: Callable[[], None]) -> None:
         """Call `callback` when another broker may have changed a small durable value."""
@@ -234,10 +228,8 @@ class PulsarEngine:
         another live broker has the id; failures that may pass are retried for a minute before they become another
         KopError.
         """
-        try:
+        with self.faults.refusing(Refused.REQUESTS, "cannot join the brokers"):
             await self._tried("join the brokers", lambda: self._registry.join(broker))
-        except PulsarError as error:
-            raise self.faults.refused(error, Refused.REQUESTS, "cannot join the brokers") from error
 
     @property
     def healthy(self) -> str | None:
@@ -295,9 +287,7 @@ class PulsarEngine:
                 self.services.write_budget.bytes,
             )
         await self._upkeep.close()
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
+        await cancel(self._following)
         await self.transactions.close()
         await self._registry.close()
         await self.topics.close()
@@ -428,9 +418,8 @@ async def open_engine(
     for each failure that is tried again.
     """
     settings = settings or PulsarSettings()
-    access = Access(settings)
-    access.check(service_url, admin_url)
-    auth, tls = access.credentials(), access.tls()
+    check_access(settings, service_url, admin_url)
+    auth, tls = credentials_of(settings), tls_of(settings)
     client = Client(service_url, auth=auth, tls=tls)
     admin = Admin(admin_url, auth=auth, tls=tls)
     engine = PulsarEngine(client, admin, policy, settings, answers, waiting)

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
@@ -332,3 +333,11 @@ class Faults:
         elif isinstance(kafka, BackendError):  # otherwise the client asked for something impossible, and is told so
             self.tell((doing, error.code), kafka.message, (what, error.code))
         return kafka
+
+    @contextmanager
+    def refusing(self, what: Refused, doing: str) -> Iterator[None]:
+        """Raise the error of `refused` in the place of a PulsarError that is raised in the `with` block."""
+        try:
+            yield
+        except PulsarError as error:
+            raise self.refused(error, what, doing) from error

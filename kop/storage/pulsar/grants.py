@@ -17,13 +17,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from itertools import islice
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from prometheus_client.core import Metric
 
 from kop import background
 from kop.metrics import gauge_value
 from kop.pulsar_client import PulsarError
+from kop.pulsar_client.errors import Ignoring
 from kop.repeats import Repeats
 from kop.storage.base import NamespaceGrants, TopicInfo, Topics
 from kop.storage.pulsar.context import PulsarContext
@@ -45,16 +46,6 @@ _NOT_THERE: Final = frozenset({"NotFound", "BadRequest", "PreconditionFailed"})
 _PREFIX_MODE: Final = "Prefix"
 
 _log = logging.getLogger(__name__)
-
-
-class _Key(NamedTuple):
-    """A thing whose grants are read by a request of its own: a namespace `tenant/namespace`, or a tenant."""
-
-    name: str
-
-    @property
-    def is_namespace(self) -> bool:
-        return "/" in self.name
 
 
 _Value: TypeAlias = NamespaceGrants | frozenset[str]
@@ -88,7 +79,8 @@ class PulsarGrants:
         self._topics = topics
         self._waiting = waiting
         self._loop = context.loop
-        self._sources: OrderedDict[_Key, _Followed] = OrderedDict()
+        self._sources: OrderedDict[str, _Followed] = OrderedDict()
+        """What is read by a request of its own: namespaces `tenant/namespace`, and tenants."""
         self._turns = Turns(_AT_ONCE)
         self._version = 0
         self._spaces: set[str] = set()
@@ -119,7 +111,7 @@ class PulsarGrants:
 
         for key in _keys_of(self.home):
             read = partial(self._read, key, self._source(key))
-            what = f"read Pulsar's grants of {key.name}"
+            what = f"read Pulsar's grants of {key}"
             try:
                 await background.retried(what, read, passes=passes, seconds=math.inf, waiting=self._waiting)
             except PulsarError as error:
@@ -130,10 +122,7 @@ class PulsarGrants:
 
     async def close(self) -> None:
         """Stop reading grants, and forget those that were read."""
-        tasks = [source.following for source in self._sources.values() if source.following is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await background.cancel(*(source.following for source in self._sources.values()))
         for source in self._sources.values():
             if source.expiry is not None:
                 source.expiry.cancel()
@@ -145,17 +134,17 @@ class PulsarGrants:
         """Return the grants of a namespace as they were last read; None if they are not known, or could not be read
         again for 30 seconds.
         """
-        value = self._value(_Key(namespace))
+        value = self._value(namespace)
         return value if isinstance(value, NamespaceGrants) else None
 
     def admins(self, tenant: str) -> Collection[str] | None:
         """Return the roles that administer a tenant, as they were last read; None if they are not known, or could not
         be read again for 30 seconds.
         """
-        value = self._value(_Key(tenant))
+        value = self._value(tenant)
         return None if isinstance(value, NamespaceGrants) else value
 
-    def _value(self, key: _Key) -> _Value | None:
+    def _value(self, key: str) -> _Value | None:
         source = self._sources.get(key)
         return None if source is None else source.value
 
@@ -167,7 +156,7 @@ class PulsarGrants:
         """
         return {name for name in namespaces if any(map(self._has_to_be_read, _keys_of(name)))}
 
-    def _has_to_be_read(self, key: _Key) -> bool:
+    def _has_to_be_read(self, key: str) -> bool:
         source = self._sources.get(key)
         if source is None:
             return True
@@ -189,7 +178,7 @@ class PulsarGrants:
         finally:
             self._make_room()
 
-    async def _read_on_request(self, key: _Key) -> None:
+    async def _read_on_request(self, key: str) -> None:
         source = self._source(key)
         try:
             async with asyncio.timeout(ASKED_SECONDS), source.turn:
@@ -197,9 +186,9 @@ class PulsarGrants:
                     async with self._turns.turn():
                         await self._round(key, source)
         except TimeoutError:
-            _log.debug("Pulsar's grants of %s are not there in time", key.name)
+            _log.debug("Pulsar's grants of %s are not there in time", key)
 
-    def _source(self, key: _Key) -> _Followed:
+    def _source(self, key: str) -> _Followed:
         source = self._sources.get(key)
         if source is None:
             source = self._sources[key] = _Followed()
@@ -214,20 +203,20 @@ class PulsarGrants:
             if dropped.expiry is not None:
                 dropped.expiry.cancel()
 
-    async def _round(self, key: _Key, source: _Followed) -> None:
+    async def _round(self, key: str, source: _Followed) -> None:
         try:
             await self._read(key, source)
         except PulsarError as error:
-            self._context.faults.refused(error, Refused.REQUESTS, f"cannot read Pulsar's grants of {key.name}")
+            self._context.faults.refused(error, Refused.REQUESTS, f"cannot read Pulsar's grants of {key}")
 
-    async def _read(self, key: _Key, source: _Followed) -> None:
+    async def _read(self, key: str, source: _Followed) -> None:
         began = source.tried_at = self._loop.time()
         try:
             value: _Value
-            if key.is_namespace:
-                value = await self._namespace(key.name)
+            if "/" in key:
+                value = await self._namespace(key)
             else:
-                value = await self._tenant(key.name)
+                value = await self._tenant(key)
         except PulsarError:
             source.failed = True
             raise
@@ -256,14 +245,11 @@ class PulsarGrants:
             raise PulsarError("BadAnswer", text) from error
 
     async def _tenant(self, tenant: str) -> frozenset[str]:
-        try:
+        with Ignoring(*_NOT_THERE):
             return frozenset(await self._context.admin.tenant_admins(tenant))
-        except PulsarError as error:
-            if error.code in _NOT_THERE:
-                return frozenset()
-            raise
+        return frozenset()
 
-    def _expire(self, key: _Key, source: _Followed) -> None:
+    def _expire(self, key: str, source: _Followed) -> None:
         source.value, source.expiry = None, None
         self._version += 1
         if source.following is None:
@@ -273,7 +259,7 @@ class PulsarGrants:
         _log.warning(
             "Pulsar's grants of %s could not be read for %d s: what they decide is refused with errors that clients "
             "try again, until they can be read",
-            key.name,
+            key,
             KNOWN_SECONDS,
         )
 
@@ -296,7 +282,7 @@ class PulsarGrants:
             if source.following is None:
                 source.following = self._loop.create_task(self._read_again_and_again(key, source))
 
-    async def _read_again_and_again(self, key: _Key, source: _Followed) -> None:
+    async def _read_again_and_again(self, key: str, source: _Followed) -> None:
         def pause() -> float:
             return 0.0 if source.tried_at == -math.inf else EVERY_SECONDS
 
@@ -358,9 +344,9 @@ def _actions(roles: Mapping[str, Iterable[str]]) -> dict[str, frozenset[str]]:
     return {role: frozenset(actions) for role, actions in roles.items()}
 
 
-def _keys_of(namespace: str) -> tuple[_Key, _Key]:
+def _keys_of(namespace: str) -> tuple[str, str]:
     """Return the keys of what has to be read for the grants of a namespace: the namespace and its tenant."""
-    return _Key(namespace), _Key(namespace.partition("/")[0])
+    return namespace, namespace.partition("/")[0]
 
 
 def _namespace_of(topic: TopicInfo) -> str:

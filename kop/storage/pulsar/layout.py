@@ -242,11 +242,6 @@ def all_remembered(properties: Mapping[str, str]) -> dict[tuple[str, int], int]:
     return largest
 
 
-def largest_remembered(properties: Mapping[str, str], what: str, partition: int) -> int:
-    """Return the largest number of the kind `what` that is kept of a partition; 0 if none is kept."""
-    return all_remembered(properties).get((what, partition), 0)
-
-
 def outdated(properties: Mapping[str, str], what: str, partition: int, value: int) -> list[str]:
     """Return the names of the properties that keep, of the kind `what` and this partition, a number up to `value`:
     beside the property for `value` itself they make no difference any more.

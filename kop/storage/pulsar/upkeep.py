@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeAlias
 
-from kop.background import Failed, for_each, repeat, tell
+from kop.background import Failed, cancel, for_each, repeat, tell
 from kop.errors import KopError
 from kop.pulsar_client import PulsarError
 from kop.storage.pulsar.cluster.cluster_topic import ClusterTopic
@@ -88,9 +88,7 @@ class Upkeep:
 
     async def close(self) -> None:
         """End all background loops of the engine."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel(*self._tasks)
 
     async def look_at_ends(self) -> None:
         """Look at both ends of 200 attached logs in turn: retention moves the start, and a tail may wait at a place
@@ -121,7 +119,7 @@ class Upkeep:
     def _failed(self, what: str, error: Exception) -> None:
         if self._context.faults.takes(error):
             return
-        self._context.count(Fault.UPKEEP_FAILED)
+        self._context.faults.count(Fault.UPKEEP_FAILED)
         if isinstance(error, PulsarError | KopError | TimeoutError):
             why = str(error) or "it took too long"
             self._context.faults.tell(("upkeep", what), f"{what} failed: {why}; trying again")

@@ -25,18 +25,19 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 from zlib import crc32
 
-from kop import clock
-from kop.background import for_each, repeat, tell
+from kop.background import cancel, for_each, repeat, tell
 from kop.errors import BackendError, ErrorCode, KopError
 from kop.pulsar_client import LATEST, Entry, Position, Producer, PulsarError, Reader
+from kop.pulsar_client.errors import Ignoring
 from kop.records import transcode
-from kop.records.batch import build, iter_records, read_header
+from kop.records.batch import iter_records
 from kop.records.record import Record
 from kop.storage.base import LiveBroker
 from kop.storage.pulsar.cluster.live_brokers import AWAY_SECONDS, LiveBrokers
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault, Refused
 from kop.storage.pulsar.layout import BROKER_PRODUCER
+from kop.storage.pulsar.own_records import send_records
 
 POLL_SECONDS: Final = 1.0
 _LONGEST: Final = 1 << 20
@@ -161,11 +162,8 @@ class BrokerRegistry:
         BROKER_ID_NOT_REGISTERED if another live broker keeps the id for 12 seconds; PulsarError if Pulsar refuses it,
         or does not show this broker within 20 seconds.
         """
-        try:
+        with Ignoring("Conflict"):
             await self._admin.create_partitioned(self._topic, 1, {})
-        except PulsarError as error:
-            if error.code != "Conflict":
-                raise
         await self._admin.keep_when_idle(self._topic)
         loop = asyncio.get_running_loop()
         end = loop.time() + BUSY_SECONDS
@@ -247,22 +245,7 @@ class BrokerRegistry:
 
     def _publish(self, record: Record) -> asyncio.Future[Position]:
         assert self._producer is not None
-        batch = build([record])
-        (entry,) = transcode.to_entries(
-            batch,
-            read_header(batch),
-            producer_name=self._producer.name,
-            sequence_base=self._sequence,
-            publish_time=clock.wall_ms(),
-            max_size=self._client.max_message_size,
-        )
-        sent = self._producer.send(
-            entry.metadata,
-            entry.payload,
-            sequence_id=self._sequence,
-            highest_sequence_id=self._sequence,
-            num_messages=1,
-        )
+        sent = send_records(self._client, self._producer, [record], self._sequence)
         self._sequence += 1
         return sent
 
@@ -286,9 +269,7 @@ class BrokerRegistry:
 
     async def close(self) -> None:
         """Announce that this broker stops, then leave: so the others need not wait for it to come back."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel(*self._tasks)
         if self._producer is not None and self._live is not None:
             with contextlib.suppress(PulsarError, TimeoutError):
                 async with asyncio.timeout(_LEAVE_SECONDS):

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
 
 from kop.errors import BackendError
-from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import FOREVER, Admin
+from kop.pulsar_client.errors import NOT_THERE, Ignoring
 from kop.storage.pulsar.layout import ID_PROPERTY, NAMED_PREFIX, OFFSETS_PROPERTY, STATE_PREFIX, TopicNaming, id_of
 from kop.storage.topic_table import new_uuid
-
-_NOT_THERE: Final = frozenset({"NotFound", "TopicNotFound"})
 
 
 class ClusterTopic:
@@ -44,27 +41,20 @@ class ClusterTopic:
     async def make_namespace(self) -> None:
         """Make the metadata namespace if it is missing, and have Pulsar keep everything in it."""
         if not await self._admin.namespace_exists(self._namespace):
-            try:
+            with Ignoring("Conflict"):  # another broker that starts at the same time made it
                 await self._admin.create_namespace(self._namespace)
-            except PulsarError as error:
-                if error.code != "Conflict":  # another broker that starts at the same time made it
-                    raise
         await self._admin.set_namespace_retention(self._namespace, FOREVER)
 
     async def open(self) -> str:
         """Make the topic, with a new cluster id, if it is missing; return the cluster id, in URL-safe base64 without
         padding. BackendError if the topic's properties have no usable id.
         """
-        try:
+        properties: Mapping[str, str] | None = None
+        with Ignoring(*NOT_THERE):
             properties = await self.properties()
-        except PulsarError as error:
-            if error.code not in _NOT_THERE:
-                raise
-            try:
+        if properties is None:
+            with Ignoring("Conflict"):
                 await self._admin.create_partitioned(self.full_name, 1, {ID_PROPERTY: str(new_uuid())})
-            except PulsarError as raced:
-                if raced.code != "Conflict":
-                    raise
             properties = await self.properties()
         await self._admin.keep_when_idle(self.full_name)  # the broker that made it may have stopped before this step
         cluster_id = id_of(properties)

@@ -11,13 +11,11 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from kop import clock
 from kop.errors import BackendError, ErrorCode
 from kop.pulsar_client import Client, Entry, Position, Producer, PulsarError
-from kop.records import transcode
-from kop.records.batch import build, read_header
 from kop.records.record import Record
 from kop.storage.pulsar.offsets.entry import INDEX_HELP, NO_TIMES_HELP
+from kop.storage.pulsar.own_records import send_records
 
 _BLOCK: Final = 1000
 """The number of producer ids in a block, which one message stands for."""
@@ -73,24 +71,9 @@ class ProducerIdBlocks:
             if self._producer is None:
                 self._producer = await self._client.open_producer(self._partition, name=self._name, on_lost=self._lost)
         producer = self._producer
-        batch = build([Record(0, 0, None, b"")])
         sequence = self._sequence
         self._sequence += 1
-        (entry,) = transcode.to_entries(
-            batch,
-            read_header(batch),
-            producer_name=producer.name,
-            sequence_base=sequence,
-            publish_time=clock.wall_ms(),
-            max_size=self._client.max_message_size,
-        )
-        position = await producer.send(
-            entry.metadata,
-            entry.payload,
-            sequence_id=sequence,
-            highest_sequence_id=sequence,
-            num_messages=1,
-        )
+        position = await send_records(self._client, producer, [Record(0, 0, None, b"")], sequence)
         if position.ledger < 0:
             raise BackendError(
                 "Pulsar took a new block of producer ids for a duplicate", ErrorCode.COORDINATOR_NOT_AVAILABLE

@@ -1,7 +1,7 @@
-"""One entry of Pulsar with the Kafka offsets of its messages, by the index that Pulsar brokers give to entries.
+"""One entry of Pulsar with the Kafka offsets of its messages.
 
-Owns: `EntryWithOffsets`, what an entry's metadata says, the index read from it.
-Must not know: how entries are read, packed offsets.
+Owns: `EntryWithOffsets`, what an entry's metadata says.
+Must not know: how entries are read, which offset a message has.
 """
 
 from __future__ import annotations
@@ -44,6 +44,13 @@ class EntryWithOffsets(NamedTuple):
     """
 
     @property
+    def append_time(self) -> int:
+        """The time at which the Pulsar broker took the entry, in ms; if the broker does not tell it, the entry's
+        publish time.
+        """
+        return self.entry.broker_timestamp or self.info.publish_time
+
+    @property
     def has_offsets(self) -> bool:
         """True if the entry has offsets; false if the Pulsar broker gave it no index: it was written before Pulsar
         brokers were set up to give one.
@@ -51,7 +58,7 @@ class EntryWithOffsets(NamedTuple):
         return self.base >= 0
 
 
-_NOTHING: Final = transcode.EntryView("", 0, 0, 0, 0, 1, False, 0, 0, False, False, -1, -1, 0, 0, "", -1, -1)
+NOTHING: Final = transcode.EntryView("", 0, 0, 0, 0, 1, False, 0, 0, False, False, -1, -1, 0, 0, "", -1, -1)
 
 
 def view_of(entry: Entry) -> tuple[transcode.EntryView, KopError | None]:
@@ -59,20 +66,8 @@ def view_of(entry: Entry) -> tuple[transcode.EntryView, KopError | None]:
     nothing, and the error for clients.
     """
     if entry.damaged:
-        return _NOTHING, PeerError(entry.damaged, ErrorCode.CORRUPT_MESSAGE)
+        return NOTHING, PeerError(entry.damaged, ErrorCode.CORRUPT_MESSAGE)
     try:
         return transcode.parse_entry(entry.metadata), None
     except transcode.UndecodableEntryError as error:
-        return _NOTHING._replace(num_messages=entry.num_messages), error.with_traceback(None)
-
-
-def place(entry: Entry) -> EntryWithOffsets:
-    """Return an entry with its offsets, from the index that the Pulsar broker gave its last message. Without an index
-    both offsets are -1; with metadata that does not parse, the result has the error.
-    """
-    if entry.index is None:
-        return EntryWithOffsets(entry.position, -1, -1, entry, _NOTHING)
-    info, error = view_of(entry)
-    # Each chunk moves the index by one, and so does an entry inside a Pulsar transaction, whatever it holds.
-    count = info.num_messages if info.num_chunks <= 1 else 1
-    return EntryWithOffsets(entry.position, max(entry.index - count + 1, 0), entry.index, entry, info, error)
+        return NOTHING._replace(num_messages=entry.num_messages), error.with_traceback(None)

@@ -35,7 +35,7 @@ from kop.pulsar_client.packed import (
 )
 from kop.records import transcode
 from kop.storage.pulsar.faults import Fault, Faults
-from kop.storage.pulsar.offsets.entry import INDEX_HELP, EntryWithOffsets, place, view_of
+from kop.storage.pulsar.offsets.entry import INDEX_HELP, NOTHING, EntryWithOffsets, view_of
 from kop.storage.pulsar.offsets.sparse_index import Ledgers
 
 CLOSE_AT: Final = LAST_ENTRY // 4 * 3
@@ -46,13 +46,6 @@ LOOK_EVERY: Final = 256
 """The number of entries for which `closes_ledger` is asked once."""
 _ASK_EVERY: Final = 1 << 14
 """The number of entries after which closing a ledger is tried again."""
-
-
-def append_time(stored: EntryWithOffsets) -> int:
-    """Return the time at which the Pulsar broker took an entry, in ms; if the broker does not tell it, the entry's
-    publish time.
-    """
-    return stored.entry.broker_timestamp or stored.info.publish_time
 
 
 class PartitionEntries(Protocol):
@@ -80,27 +73,34 @@ class PartitionEntries(Protocol):
         """Return the offset behind the last message that ever was, by the Pulsar brokers' index."""
 
 
-class OffsetMapping(Protocol):
-    """The mapping between entries and offsets: by index, or packed. All logs of an engine use the same one, and so do
-    all brokers on the same data.
+class OffsetMapping:
+    """The mapping between entries and offsets: by the Pulsar brokers' index of messages; or packed, by its subclass.
+    All logs of an engine use the same one, and so do all brokers on the same data.
     """
 
-    claim: str
+    claim: str = "index"
     """The name of the mapping, on which all brokers have to agree: `index` or `packed`."""
-    dense: bool
+    dense: bool = True
     """True if each offset below the log end belongs to an entry, unless that entry is missing."""
-    last_entry: int
+    last_entry: int = 2**63 - 1
     """The number of the last entry of a ledger whose offset may follow from its receipt."""
 
     def place(self, entry: Entry) -> EntryWithOffsets:
-        """Return an entry with its offsets; by the index some have none. KAFKA_STORAGE_ERROR if the cluster can give
-        none.
+        """Return an entry with its offsets. An entry without an index has none by the index: both are -1. If its
+        metadata does not parse, the result has the error. KAFKA_STORAGE_ERROR if the cluster can give no offsets.
         """
+        if entry.index is None:
+            return EntryWithOffsets(entry.position, -1, -1, entry, NOTHING)
+        info, error = view_of(entry)
+        # Each chunk moves the index by one, and so does an entry inside a Pulsar transaction, whatever it holds.
+        count = info.num_messages if info.num_chunks <= 1 else 1
+        return EntryWithOffsets(entry.position, max(entry.index - count + 1, 0), entry.index, entry, info, error)
 
     def next_base(self, position: Position, end: int) -> int:
         """Return the base offset of an entry at `position` that lies directly behind the log's last one, in the same
         ledger; `end` is the log end before it.
         """
+        return end
 
     def stored_base(self, position: Position, index: int | None, count: int) -> int:
         """Return the base offset of a stored entry of `count` messages, to the last of which the Pulsar broker gave
@@ -108,43 +108,50 @@ class OffsetMapping(Protocol):
 
         KAFKA_STORAGE_ERROR if it can have none.
         """
+        if index is None:
+            raise KopError(INDEX_HELP, ErrorCode.KAFKA_STORAGE_ERROR)
+        return index - count + 1
 
     def follows(self, end: int, stored: EntryWithOffsets) -> bool:
         """Return true if no offset that could hold a record lies between the log end and an entry."""
+        return stored.base == end
 
     def skips(self, expected: int, stored: EntryWithOffsets) -> bool:
         """Return true if entries are missing before this one: retention or Pulsar itself may have skipped them.
         `expected` is the offset at which the next entry was expected.
         """
+        return stored.base > expected
 
     def filler(self, first: int, last: int) -> bytes:
         """Return the batch without records that stands for the offsets `first` to `last`, where entries are missing;
         empty bytes if none is needed.
         """
+        return transcode.empty_batch(first, last)
 
     def end_filler(self, first: int, last: int) -> bytes:
         """Return the batch without records that brings readers over the offsets `first` to `last` at the end of a
         compacted log.
         """
+        return transcode.empty_batch(first, last)
 
     def readable(self, stored: EntryWithOffsets) -> None:
         """Raise CORRUPT_MESSAGE, and count that, if an entry's messages have no offsets of their own."""
-
-    def append_time(self, stored: EntryWithOffsets) -> int:
-        """Return the time at which the Pulsar broker took an entry, in ms, or its publish time."""
 
     def reads_on(self, offset: int, start: int) -> bool:
         """Return true if a read from an offset before the log start (`start`) is answered with the records from the
         start on.
         """
+        return False
 
     async def locate(self, entries: PartitionEntries, offset: int, back: int) -> Position:
         """Return the position from which a reader meets the entry that holds `offset`, and chunks up to `back` entries
         before it. An offset before the log start counts as the start.
         """
+        return await entries.nearest(max(offset - back, entries.log_start_offset))
 
     async def emptied_end(self, entries: PartitionEntries) -> int:
         """Return the log end of a partition without entries."""
+        return await entries.end_by_index()
 
     def check(self, entries: Sequence[transcode.SendFrame], last: Position) -> None:
         """Check that a batch, which is to be sent as these entries behind the entry at `last`, can have offsets. If
@@ -155,72 +162,21 @@ class OffsetMapping(Protocol):
         """Return the first of `count` numbers that belong to the entry at `position` alone; None if only the index of
         that entry tells them. BackendError if it can have none.
         """
+        return None
 
     def closes_ledger(self, position: Position) -> bool:
         """Return true if the ledger of the entry at `position` has to be closed now, because it would get more entries
         than offsets can number. If the ledger does not close, it is true again 16,384 entries later.
         """
-
-
-class _IndexMapping:
-    """The mapping by which offsets are the Pulsar brokers' index of messages."""
-
-    claim: str = "index"
-    dense: bool = True
-    last_entry: int = 2**63 - 1
-
-    place = staticmethod(place)
-
-    def next_base(self, position: Position, end: int) -> int:
-        return end
-
-    def stored_base(self, position: Position, index: int | None, count: int) -> int:
-        if index is None:
-            raise KopError(INDEX_HELP, ErrorCode.KAFKA_STORAGE_ERROR)
-        return index - count + 1
-
-    def follows(self, end: int, stored: EntryWithOffsets) -> bool:
-        return stored.base == end
-
-    def skips(self, expected: int, stored: EntryWithOffsets) -> bool:
-        return stored.base > expected
-
-    def filler(self, first: int, last: int) -> bytes:
-        return transcode.empty_batch(first, last)
-
-    def end_filler(self, first: int, last: int) -> bytes:
-        return transcode.empty_batch(first, last)
-
-    def readable(self, stored: EntryWithOffsets) -> None:
-        pass
-
-    append_time = staticmethod(append_time)
-
-    def reads_on(self, offset: int, start: int) -> bool:
-        return False
-
-    async def locate(self, entries: PartitionEntries, offset: int, back: int) -> Position:
-        return await entries.nearest(max(offset - back, entries.log_start_offset))
-
-    async def emptied_end(self, entries: PartitionEntries) -> int:
-        return await entries.end_by_index()
-
-    def check(self, entries: Sequence[transcode.SendFrame], last: Position) -> None:
-        pass
-
-    def first_id(self, position: Position, count: int) -> int | None:
-        return None
-
-    def closes_ledger(self, position: Position) -> bool:
         return False
 
 
-class _PackedMapping:
+class _PackedMapping(OffsetMapping):
     """The mapping by which offsets are packed from message ids. Its faults are counted and logged by `faults`."""
 
-    claim: str = f"packed-{LEDGER_BITS}-{ENTRY_BITS}-{PLACE_BITS}"
-    dense: bool = False
-    last_entry: int = LAST_ENTRY - 1
+    claim = f"packed-{LEDGER_BITS}-{ENTRY_BITS}-{PLACE_BITS}"
+    dense = False
+    last_entry = LAST_ENTRY - 1
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
@@ -277,8 +233,6 @@ class _PackedMapping:
             return
         self._count(Fault.PACKED_OFFSETS_ENTRY_BEYOND)
         raise PeerError(text, ErrorCode.CORRUPT_MESSAGE)
-
-    append_time = staticmethod(append_time)
 
     def reads_on(self, offset: int, start: int) -> bool:
         return offset >= 0 and start % LEDGER_NUMBERS == 0
@@ -359,4 +313,4 @@ def _refuse_ledger(position: Position) -> None:
 
 def offset_mapping(name: str, faults: Faults) -> OffsetMapping:
     """Return the mapping between entries and offsets of that name, `index` or `packed`."""
-    return _PackedMapping(faults) if name == "packed" else _IndexMapping()
+    return _PackedMapping(faults) if name == "packed" else OffsetMapping()

@@ -35,11 +35,12 @@ from kop.pulsar_client.backoff import Backoff
 from kop.pulsar_client.pending import PendingEntry
 from kop.records import transcode
 from kop.records.batch import BatchHeader, max_timestamp_of, stamp, stamp_log_append_time
-from kop.storage.base import AppendResult, AppendWaiter, Buffer, LogPolicy
+from kop.storage.base import AppendResult, AppendWaiter, Buffer
 from kop.storage.pulsar.faults import Fault, Faults
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.offsets.mapping import OffsetMapping
 from kop.storage.pulsar.partition.write_budget import WriteBudget
+from kop.storage.pulsar.reading.source import LogBounds
 from kop.storage.pulsar.reading.stored_batches import Outcome, Stored, Wanted
 
 LATE_TAIL_SECONDS: Final = 0.1
@@ -366,24 +367,16 @@ StoredEntry: TypeAlias = tuple[InFlightEntry, Position]
 """The type of an entry that Pulsar stored, with its position."""
 
 
-class LogEnd(Protocol):
+class LogEnd(LogBounds, Protocol):
     """The end of the log, behind which appends are placed."""
 
     attached: bool
-    deleted: bool
-    policy: LogPolicy
-    log_start_offset: int
-    high_watermark: int
     end_has_offset: bool
     """True if the entry at `last_position` has offsets, from which the next entry's offset follows."""
 
     @property
     def title(self) -> str:
         """The partition as log lines name it."""
-
-    @property
-    def last_position(self) -> Position:
-        """The position of the entry before the high watermark."""
 
     def place(self, ledger: int, batches: Sequence[PlacedFields]) -> None:
         """Put entries of that ledger, which this broker wrote, behind the log's end."""
@@ -802,7 +795,7 @@ class Appends:
         self._duplicates.pop(entry, None)
 
     def _append_time(self, tail_entry: EntryWithOffsets) -> int:
-        return self._mapping.append_time(tail_entry) if self._log.policy.log_append_time else -1
+        return tail_entry.append_time if self._log.policy.log_append_time else -1
 
     def _place(self, entry: InFlightEntry, position: Position, base: int, append_time: int) -> None:
         """Place an entry of this broker as the log's next one, to be served in the bytes that the client sent."""

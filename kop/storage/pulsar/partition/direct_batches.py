@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kop.pulsar_client.pending import PendingEntry
 from kop.pulsar_client.producer import HandedEntries
-from kop.pulsar_client.types import Position, Receipt
+from kop.pulsar_client.types import Receipt
 from kop.records.batch import BatchHeader
 from kop.storage.base import AppendResult, AppendWaiter
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.partition.appends import Appends
 from kop.storage.pulsar.partition.throttle import LATE_SECONDS, PublishThrottle
+from kop.storage.pulsar.reading.source import LogBounds
 
 if TYPE_CHECKING:
     from kop._native import DirectWriter
@@ -59,45 +60,25 @@ class BatchUnderWay(NamedTuple):
     place: int
 
 
-class HandedOver(NamedTuple):
-    """The state of a producer that compiled code hands back when it ends its work for it."""
-
-    writer: DirectWriter
-    stored: list[SettledBatch]
-    """The last batches that have offsets, of an idempotent producer; for its window."""
-    under_way: list[BatchUnderWay]
-
-
-class DirectEnd(Protocol):
-    """The end of the log, behind which batches of compiled code are placed."""
-
-    log_start_offset: int
-    high_watermark: int
-
-    @property
-    def last_position(self) -> Position:
-        """The position of the entry before the high watermark."""
-
-
 class DirectBatches:
     """The batches of one producer that compiled code holds; see `kop.pulsar_client.producer.DirectEntries`.
 
     `park(entry, self)` has `go_on` called once the log ends before that entry, and `give_up` at the end of this turn of
-    the loop. `end` has all batches go the ordinary way; `take_over` is given them then, and makes entries of those
-    under way.
+    the loop. `end` has all batches go the ordinary way. `take_over` is given then, with the writer, the last batches of
+    an idempotent producer that have offsets, for its window, and those under way, of which it makes entries.
     """
 
     def __init__(
         self,
         writer: DirectWriter,
-        log: DirectEnd,
+        log: LogBounds,
         appends: Appends,
         throttle: PublishThrottle,
         clock: Callable[[], float],
         *,
         park: Callable[[int, DirectBatches], None],
         end: Callable[[], None],
-        take_over: Callable[[HandedOver], Sequence[PendingEntry]],
+        take_over: Callable[[DirectWriter, list[SettledBatch], list[BatchUnderWay]], Sequence[PendingEntry]],
     ) -> None:
         self.writer = writer
         self._log = log
@@ -243,10 +224,10 @@ class DirectBatches:
         receipts that wait, and the highest sequence id that was sent.
         """
         stored, under_way = self.writer.hand_over()
-        handed = HandedOver(
+        parked, self._parked = self._parked, []
+        entries = self._take_over(
             self.writer,
             [SettledBatch(BatchHeader._make(settled[0]), *settled[1:]) for settled in stored],
             [BatchUnderWay(BatchHeader._make(sent[0]), *sent[1:]) for sent in under_way],
         )
-        parked, self._parked = self._parked, []
-        return HandedEntries(self._take_over(handed), parked, self.writer.highest)
+        return HandedEntries(entries, parked, self.writer.highest)

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Final
+from typing import Final
 
 from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.pulsar_client import EARLIEST, Position, Producer, PulsarError
@@ -22,7 +22,7 @@ from kop.storage.base import AppendWaiter, Buffer, LogPolicy, ProducerView, Read
 from kop.storage.idempotence import IN_TRANSACTION
 from kop.storage.partition import NOTHING_TO_READ, Partition
 from kop.storage.pulsar.context import PulsarContext
-from kop.storage.pulsar.faults import Fault
+from kop.storage.pulsar.faults import Fault, Refused
 from kop.storage.pulsar.layout import CLOCK_AHEAD, LOG_START, transaction_of
 from kop.storage.pulsar.offsets.entry import INDEX_HELP, EntryWithOffsets
 from kop.storage.pulsar.offsets.mapping import LOOK_EVERY
@@ -91,9 +91,7 @@ class PulsarLog(Partition):
         self._cache = services.cache
         self._source = PartitionSource(context, partition_name, self.title, mapping, self.check_exists)
         self.search = PartitionSearch(self._source, self)
-        self._delays = delays = TailDelays(
-            context.admin, partition_name, self.title, context.faults, context.spawn, context.loop.time
-        )
+        self._delays = delays = TailDelays(self._source)
         self.tail = LogTail(self._source, services.cache, delays, self)
         self._readers = ColdReaders(self._source, self.search, self, services.read_budget, self.ask_start)
         self.appends = Appends(
@@ -103,7 +101,7 @@ class PulsarLog(Partition):
             services.open_batches,
             faults=context.faults,
             ask_place=self._ask_place,
-            search=StoredBatches(context.client, context.admin, partition_name, mapping, self.check_exists).find,
+            search=StoredBatches(self._source).find,
             tail_is_late=self._tail_is_late,
             needs_tail=self._need_tail,
         )
@@ -170,10 +168,6 @@ class PulsarLog(Partition):
     def _move_producers(self) -> None:
         self._producers.move()
 
-    def refused(self, error: PulsarError, doing: str) -> KopError:
-        """Return the Kafka error for a read that Pulsar refused. The refusal is counted and logged."""
-        return self._source.refused(error, doing)
-
     # --- attach
 
     async def attach(self) -> None:
@@ -201,7 +195,7 @@ class PulsarLog(Partition):
     def _waited_in_vain(self) -> KopError:
         self._late = True
         error = PulsarError("Timeout", f"its end is not known after {WAIT_SECONDS:.0f} s, the search goes on")
-        return self.refused(error, f"cannot open {self.title}")
+        return self._source.refused(error, f"cannot open {self.title}")
 
     def _end_waiting(self, error: KopError) -> None:
         """Fail the appends that wait for the log to attach: none of them was sent."""
@@ -247,7 +241,9 @@ class PulsarLog(Partition):
             if isinstance(error, TimeoutError):
                 error = PulsarError("Timeout", f"its end is not known after {ATTACH_SECONDS:.0f} s")
             if isinstance(error, PulsarError):
-                raise self.gone() if self.deleted else self.refused(error, f"cannot open {self.title}") from error
+                raise (
+                    self.gone() if self.deleted else self._source.refused(error, f"cannot open {self.title}")
+                ) from error
             raise
         self.attached = self._was_attached = True
         if self.high_watermark:
@@ -277,7 +273,7 @@ class PulsarLog(Partition):
             raise BackendError(f"the gateway's reader of the end of {self.title} failed while it was opened")
 
     def _tell_of_older_entries(self) -> None:
-        self.context.count(Fault.ENTRIES_UNREADABLE_OLDER_THAN_INDEX)
+        self.context.faults.count(Fault.ENTRIES_UNREADABLE_OLDER_THAN_INDEX)
         self.context.faults.tell(
             ("older", self.topic.topic_id),
             f"{self.title} has entries from before the Pulsar brokers gave them an index: they have no offsets, "
@@ -313,7 +309,7 @@ class PulsarLog(Partition):
         )
         if not self.context.faults.takes(error):
             self.context.faults.tell(("tail", self.title), text, "tail")
-            self.context.count(why)
+            self.context.faults.count(why)
         self.detach(BackendError(f"the gateway's reader of the end of {self.title} failed: {error}"))
 
     def detach(self, error: KopError) -> None:
@@ -475,16 +471,14 @@ class PulsarLog(Partition):
 
         The tail goes on. Records before the entry are read by readers, as Pulsar lets them.
         """
-        try:
+        with self.context.faults.refusing(Refused.READS, f"cannot find the end of {self.title}"):
             entry = await self.search.at(last)
-        except PulsarError as error:
-            raise self.refused(error, f"cannot find the end of {self.title}") from error
         if not self.attached or last <= self._last:
             return
         self._last, self.high_watermark, self.end_has_offset = last, entry.last + 1, True
         self.tail.converter.next_offset = self.high_watermark
         self.tail.drop_all()
-        self.context.count(Fault.TAIL_LATE_END_ASKED)
+        self.context.faults.count(Fault.TAIL_LATE_END_ASKED)
         self.appends.follow()
         self.tell_soon()
 
@@ -725,7 +719,7 @@ class PulsarLog(Partition):
         try:
             result = await self._readers.read(offset, max_bytes, min_one=min_one, places=places)
         except PulsarError as error:
-            raise self.refused(error, f"cannot read {self.title}") from error
+            raise self._source.refused(error, f"cannot read {self.title}") from error
         self.check_offset(offset)
         return result
 
@@ -754,10 +748,8 @@ class PulsarLog(Partition):
         """Ask Pulsar for the log's start at this moment, and move the log start there; if all records are gone, the
         log's end too. KopError if Pulsar does not tell.
         """
-        try:
+        with self.context.faults.refusing(Refused.READS, f"cannot read the start of {self.title}"):
             start = await self.search.start()
-        except PulsarError as error:
-            raise self.refused(error, f"cannot read the start of {self.title}") from error
         if start > self.high_watermark:
             self._end_at_start(start)
         if start > self.log_start_offset:
@@ -793,20 +785,16 @@ class PulsarLog(Partition):
         now; None if there is none. Errors are KopErrors.
         """
         await self.refresh()
-        return await self._look_up(self.search.by_time(timestamp, self.clock_ahead))
+        with self.context.faults.refusing(Refused.READS, f"cannot look up times in {self.title}"):
+            return await self.search.by_time(timestamp, self.clock_ahead)
 
     async def max_timestamp(self) -> TimestampOffset | None:
         """Return timestamp and offset of the first record with the largest timestamp, up to the partition's end of now;
         None if no record has one. Errors are KopErrors.
         """
         await self.refresh()
-        return await self._look_up(self.search.max_timestamp())
-
-    async def _look_up(self, search: Coroutine[Any, Any, TimestampOffset | None]) -> TimestampOffset | None:
-        try:
-            return await search
-        except PulsarError as error:
-            raise self.refused(error, f"cannot look up times in {self.title}") from error
+        with self.context.faults.refusing(Refused.READS, f"cannot look up times in {self.title}"):
+            return await self.search.max_timestamp()
 
     def producers(self) -> Sequence[ProducerView]:
         """Return the idempotent producers that this broker serves now. Their batches go to `submit` for a while from

@@ -7,40 +7,22 @@ Must not know: what a log does, and what it is given.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
 from uuid import UUID
 
 from kop.storage.base import LogPolicy, TopicInfo
+from kop.storage.pulsar.partition.log import PulsarLog
 
 
-class TopicLog(Protocol):
-    """A log, as the table of logs uses it."""
-
-    topic: TopicInfo
-    policy: LogPolicy
-    deleted: bool
-    """True if the topic is being deleted, or is gone."""
-
-    def learn(self) -> None:
-        """Read the topic's properties again, which may have changed."""
-
-    def remove(self) -> None:
-        """Close the log: its topic is gone."""
-
-
-L = TypeVar("L", bound=TopicLog)
-
-
-class LogTable(Generic[L]):
+class LogTable:
     """The logs of all partitions. `make` makes one of topic, partition, Pulsar's name of the partition, and the topic's
     policy.
     """
 
     def __init__(
         self,
-        make: Callable[[TopicInfo, int, str, LogPolicy], L],
+        make: Callable[[TopicInfo, int, str, LogPolicy], PulsarLog],
         policy: Callable[[TopicInfo], LogPolicy],
-        removing: Callable[[L], None],
+        removing: Callable[[PulsarLog], None],
     ) -> None:
         """Begin without logs. `make` makes a log, `policy` gives a topic's policy. `removing` is called with each log
         of a topic that is gone, before the log itself is told.
@@ -48,14 +30,14 @@ class LogTable(Generic[L]):
         self._make = make
         self._policy = policy
         self._removing = removing
-        self._logs: dict[UUID, list[L]] = {}
+        self._logs: dict[UUID, list[PulsarLog]] = {}
 
-    def get(self, topic_id: UUID, partition: int) -> L | None:
+    def get(self, topic_id: UUID, partition: int) -> PulsarLog | None:
         """Return the log of a partition, the same object each time; None if there is none."""
         logs = self._logs.get(topic_id)
         return logs[partition] if logs is not None and 0 <= partition < len(logs) else None
 
-    def all(self) -> list[L]:
+    def all(self) -> list[PulsarLog]:
         """Return the log of every partition."""
         return [log for logs in self._logs.values() for log in logs]
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from kop import clock
+from kop.background import cancel
 from kop.errors import BackendError, ErrorCode, KopError, PeerError, without_frames
 from kop.pulsar_client import EntryRefusedError, Position, Producer, PulsarError, exclusive_holder
 from kop.pulsar_client.errors import QUOTA_EXCEEDED
@@ -36,16 +37,13 @@ from kop.storage.pulsar.faults import Fault, Refused, kafka_error
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.partition.appends import Append, Appends, InFlightEntry, StoredEntry
 from kop.storage.pulsar.partition.decompression import BATCH_MAY_INFLATE
-from kop.storage.pulsar.partition.direct_batches import (
-    PAUSE_SECONDS,
-    DirectBatches,
-    HandedOver,
-)
+from kop.storage.pulsar.partition.direct_batches import PAUSE_SECONDS, BatchUnderWay, DirectBatches, SettledBatch
 from kop.storage.pulsar.partition.direct_writers import direct_writer
 from kop.storage.pulsar.partition.entry_sizes import ENTRY_FRAMING, EntrySizeLimit
 from kop.storage.pulsar.partition.sequences import SequenceWindow, StoredSequences
 from kop.storage.pulsar.partition.services import PartitionServices, PartitionView
 from kop.storage.pulsar.partition.throttle import PublishThrottle, still_to_wait
+from kop.storage.pulsar.reading.source import LogBounds
 
 if TYPE_CHECKING:
     from kop._native import DirectWriter
@@ -83,15 +81,8 @@ _OF_WHAT_IS_STORED: Final = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, E
 log = logging.getLogger(__name__)
 
 
-class WrittenLog(PartitionView, Protocol):
+class WrittenLog(PartitionView, LogBounds, Protocol):
     """The log that the producers of a partition write to, in the parts that they use."""
-
-    log_start_offset: int
-    high_watermark: int
-
-    @property
-    def last_position(self) -> Position:
-        """The position of the entry before the high watermark."""
 
 
 @dataclass(slots=True)
@@ -252,8 +243,7 @@ class PartitionProducer:
         if opening is not None:
             # A producer that is being opened may bring back a deleted topic. That is mended by whoever gets the answer.
             await asyncio.wait({opening}, timeout=_HEAR_SECONDS)
-            opening.cancel()
-            await asyncio.gather(opening, return_exceptions=True)
+            await cancel(opening)
         if self._producer is not None:
             await self._give_back(self._producer)
 
@@ -334,7 +324,7 @@ class PartitionProducer:
         return sequences
 
     def _tell_what_pulsar_forgot(self, producer: Producer, stored: int) -> None:
-        self._context.count(Fault.SEQUENCES_FORGOTTEN_BY_PULSAR)
+        self._context.faults.count(Fault.SEQUENCES_FORGOTTEN_BY_PULSAR)
         log.log(  # a Pulsar broker that was killed forgets some of each producer
             logging.DEBUG if self._context.faults.outage.active else logging.INFO,
             "%s: Pulsar's deduplication knows sequence ids of producer %s up to %d, and the topic holds %d: the "
@@ -363,7 +353,7 @@ class PartitionProducer:
         error = self._misfit(self._sequences(producer))
         if error is None:
             return False
-        self._context.count(Fault.SEQUENCES_AHEAD_OF_PULSAR)
+        self._context.faults.count(Fault.SEQUENCES_AHEAD_OF_PULSAR)
         self._context.faults.tell(
             (self._log.title, self.name),
             f"{self._log.title}: Pulsar knows sequence ids of producer {self.name} up to {producer.last_sequence_id}, "
@@ -652,11 +642,13 @@ class PartitionProducer:
         """
         return self._direct is not None and self._appends.places_directly and self._direct.brought(stored)
 
-    def _take_over(self, handed: HandedOver) -> Sequence[InFlightEntry]:
+    def _take_over(
+        self, writer: DirectWriter, settled: list[SettledBatch], under_way: list[BatchUnderWay]
+    ) -> Sequence[InFlightEntry]:
         """Take over the entries that compiled code sent and the state of its sequences, and wait for the receipts here;
         return these entries. Compiled code gets no batches for a second.
         """
-        writer, budget = handed.writer, self._services.write_budget
+        budget = self._services.write_budget
         self._direct = None
         self._direct_from = self._loop.time() + PAUSE_SECONDS
         self._used = max(self._used, writer.used)
@@ -667,12 +659,12 @@ class PartitionProducer:
         if self.sequences is None:
             self._next = writer.next_sequence
         else:
-            for stored in handed.stored:
+            for stored in settled:
                 ended = Append.ended(stored.header, stored.base_offset, budget)
                 self.sequences.take(stored.header, stored.sequence_id, ended)
         number = 0 if self._producer is None else self._producer.id
         entries: list[InFlightEntry] = []
-        for sent in handed.under_way:
+        for sent in under_way:
             append = Append(sent.batch, sent.header, None, sent.waiter, sent.place, budget)
             append.left = 1
             made = transcode.SendFrame(sent.frame, sent.header.record_count, 0, sent.entry_size)

@@ -17,14 +17,14 @@ from typing import Final, Protocol
 from kop.errors import BackendError, KopError
 from kop.pulsar_client import EARLIEST, Position, PulsarError
 from kop.records.batch import next_offset_of
-from kop.storage.base import Buffer, LogPolicy, ReadResult, TopicInfo
+from kop.storage.base import Buffer, ReadResult, TopicInfo
 from kop.storage.partition import NOTHING_TO_READ
 from kop.storage.pulsar.faults import Fault
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.partition.tail_delays import TailDelays
 from kop.storage.pulsar.reading.batches import Converter, Gap
 from kop.storage.pulsar.reading.last_entry import named_or_looked_for
-from kop.storage.pulsar.reading.source import PartitionSource, stats_position
+from kop.storage.pulsar.reading.source import LogBounds, PartitionSource, stats_position
 from kop.storage.pulsar.reading.stream import Stream
 from kop.storage.tail_cache import Tail, TailCache
 
@@ -48,16 +48,11 @@ _PASSING_SECONDS: Final = 20.0
 _log = logging.getLogger(__name__)
 
 
-class FollowedLog(Protocol):
+class FollowedLog(LogBounds, Protocol):
     """The log that follows its tail, in the parts that the tail uses."""
 
     topic: TopicInfo
-    policy: LogPolicy
     attached: bool
-
-    @property
-    def last_position(self) -> Position:
-        """The position of the entry before the high watermark."""
 
     def from_tail(self, stored: EntryWithOffsets) -> None:
         """Put an entry that the tail brought into the log."""
@@ -119,10 +114,10 @@ class LogTail:
         """
         self.drop()
         self.converter = self._make_converter(next_offset)
-        self.stream = stream = self._source.stream(self._log.from_tail, self._log.tail_lost)
+        self.stream = stream = Stream(self._source, self._log.from_tail, self._log.tail_lost)
         self._begun_behind = last
         empty = last.entry < 0
-        await self._source.start(stream, EARLIEST if empty else last, inclusive=empty, budget=TAIL_BUDGET)
+        await stream.start(EARLIEST if empty else last, inclusive=empty, budget=TAIL_BUDGET)
 
     def let_go(self) -> None:
         """Stop following the tail, and drop the cached batches."""
@@ -165,7 +160,7 @@ class LogTail:
             next_offset,
             source.mapping,
             append_time=policy.log_append_time,
-            count=source.context.count,
+            count=source.context.faults.count,
             max_message_bytes=min(policy.max_uncompressed_bytes, _LARGEST_AT_TAIL),
             on_keyless=self._keyless,
             on_raw=self._raw,
@@ -344,7 +339,7 @@ class LogTail:
         undo = log.on_advance(lambda: None)  # so that the tail goes on where it pauses
         try:
             while log.last_position < last and log.attached and self.stream is stream:
-                if await self._source.has_read_to(stream, last):
+                if await stream.has_read_to(last):
                     return
         finally:
             undo()

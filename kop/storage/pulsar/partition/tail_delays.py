@@ -8,14 +8,13 @@ See docs/quirks.md, "What holds readers or writers back says nothing".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from kop.pulsar_client import Position, PulsarError
-from kop.pulsar_client.admin import Admin
 from kop.repeats import Lasting
-from kop.storage.pulsar.faults import Fault, Faults
-from kop.storage.pulsar.reading.source import stats_position
+from kop.storage.pulsar.faults import Fault
+from kop.storage.pulsar.reading.source import PartitionSource, stats_position
 
 _ASK_SECONDS: Final = 30.0
 _COMPARE_SECONDS: Final = 60.0
@@ -69,23 +68,13 @@ def reason(
 
 
 class TailDelays:
-    """The questions why one partition's tail is late, and their log lines; `title` names the partition."""
+    """The questions why one partition's tail is late, and their log lines."""
 
-    def __init__(
-        self,
-        admin: Admin,
-        partition: str,
-        title: str,
-        faults: Faults,
-        spawn: Callable[[Coroutine[Any, Any, Any]], None],
-        clock: Callable[[], float],
-    ) -> None:
-        self._admin = admin
-        self._partition = partition
-        self._title = title
-        self._faults = faults
-        self._spawn = spawn
-        self._clock = clock
+    def __init__(self, source: PartitionSource) -> None:
+        self._partition = source.partition_name
+        self._title = source.title
+        self._context = source.context
+        self._clock = source.context.loop.time
         self._asked = self._counted_at = float("-inf")
         self._lasting = Lasting()
         self._before = self._counted = _NOTHING_COUNTED
@@ -98,7 +87,7 @@ class TailDelays:
         now = self._clock()
         if now - self._asked >= _ASK_SECONDS:
             self._asked = now
-            self._spawn(self._ask())
+            self._context.spawn(self._ask())
 
     async def held(self, last: Position) -> bool:
         """Ask Pulsar if it holds the entry at `last` back from readers; return true if so, false if it does not, or on
@@ -110,10 +99,11 @@ class TailDelays:
 
     async def _ask(self, last: Position | None = None) -> bool:
         buffer: Mapping[str, Any] = {}
+        admin, faults = self._context.admin, self._context.faults
         try:
-            stats = await self._admin.stats(self._partition)
+            stats = await admin.stats(self._partition)
             try:
-                buffer = await self._admin.transaction_buffer(self._partition)
+                buffer = await admin.transaction_buffer(self._partition)
             except PulsarError as error:
                 if error.retriable:
                     raise
@@ -122,15 +112,15 @@ class TailDelays:
         if self._clock() - self._counted_at >= _COMPARE_SECONDS:
             self._before, self._counted, self._counted_at = self._counted, throttled_reads(stats), self._clock()
         why = reason(stats, buffer, last, self._before)
-        if self._faults.outage.active:  # Pulsar recovers what it has of the topic
+        if faults.outage.active:  # Pulsar recovers what it has of the topic
             return why != Fault.TAIL_LATE_NO_REASON
-        self._faults.count(why)
+        faults.count(why)
         if why == Fault.TAIL_LATE_NO_REASON:  # a busy machine is late now and then
             return False
         place = str(buffer.get("maxReadPosition"))
         if why != Fault.TAIL_LATE_DISPATCH_RATE and not self._lasting.lasts((why, place), self._clock()):
             return True  # every transaction does so, and ends
-        self._faults.tell(
+        faults.tell(
             (why, self._title),
             f"{self._title}: Pulsar stores records that it does not give to readers: {_TEXTS[why]}. Producers are "
             "answered meanwhile, by asking Pulsar for each offset",

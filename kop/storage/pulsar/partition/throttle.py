@@ -199,7 +199,7 @@ class PublishThrottle:
             self._context.spawn(self._ask())
         if not self._held.now(now):
             return False
-        self._context.count(Fault.WRITES_THROTTLED_PUBLISH_RATE)
+        self._context.faults.count(Fault.WRITES_THROTTLED_PUBLISH_RATE)
         return True
 
     async def _ask(self) -> None:

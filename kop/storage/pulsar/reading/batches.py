@@ -258,7 +258,7 @@ class Converter:
             payload = whole
         if info.raw and self._on_raw is not None:
             self._on_raw()
-        time = self.mapping.append_time(stored) if self.append_time else None
+        time = stored.append_time if self.append_time else None
         return transcode.to_batch(
             entry.metadata,
             payload,

@@ -547,7 +547,7 @@ class ColdReaders:
             offset,
             source.mapping,
             append_time=policy.log_append_time,
-            count=source.context.count,
+            count=source.context.faults.count,
             max_message_bytes=min(policy.max_uncompressed_bytes, _MOST_MESSAGE),
         )
         converter.start_within()
@@ -563,9 +563,9 @@ class ColdReaders:
         self._readers.append(reader)
         try:
             position = await source.mapping.locate(self._search, offset, back)
-            reader.stream = source.stream(reader.on_entry, reader.on_lost, reader.on_many)
+            reader.stream = Stream(source, reader.on_entry, reader.on_lost, reader.on_many)
             ahead = self._budget.ahead
-            await source.start(reader.stream, position, compacted=policy.compact, budget=ahead, permits=0)
+            await reader.stream.start(position, compacted=policy.compact, budget=ahead, permits=0)
             # Not before: what waits for a Pulsar broker without an answer would keep the readers of others waiting.
             await share.take(ahead + source.context.client.max_message_size)
             reader.stream.begin(min(FIRST_PERMITS, max(ahead // max(self._usual_size, 1), 1)))

@@ -146,11 +146,11 @@ class LastEntry:
             if not given.done():
                 given.set_exception(error)
 
-        stream = source.stream(on_entry, on_lost)
+        stream = Stream(source, on_entry, on_lost)
         try:
-            await source.start(stream, start, budget=1, permits=_PERMITS)
+            await stream.start(start, budget=1, permits=_PERMITS)
             while not given.done():
-                if await source.has_read_to(stream, last) and not given.done():
+                if await stream.has_read_to(last) and not given.done():
                     return None
             position = given.result()
             return position if position <= last else None

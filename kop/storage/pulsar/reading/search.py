@@ -15,14 +15,16 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from kop.errors import BackendError, ErrorCode, KopError
 from kop.pulsar_client import EARLIEST, Position, PulsarError
+from kop.pulsar_client.errors import NOT_THERE, Ignoring
 from kop.records.batch import BatchHeader, first_at_or_after, iter_batches, max_timestamp_record
 from kop.records.validation import check_records
 from kop.storage.base import Buffer, ReadResult, TimestampOffset
+from kop.storage.pulsar.faults import Refused
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.offsets.sparse_index import Ledgers, SparseIndex, ledgers_with_entries, next_probe
 from kop.storage.pulsar.reading.batches import UnreadableEntryError
 from kop.storage.pulsar.reading.last_entry import LastEntry
-from kop.storage.pulsar.reading.source import LogBounds, PartitionSource
+from kop.storage.pulsar.reading.source import LogBounds, PartitionSource, stats_position
 from kop.storage.pulsar.reading.stream import Stream
 
 _PROBE_SECONDS: Final = 10.0
@@ -134,7 +136,7 @@ class PartitionSearch:
         if oldest is not None:
             end_position = max(newest, oldest.position)
         else:
-            confirmed = Position(*map(int, stats["lastConfirmedEntry"].split(":")))
+            confirmed = stats_position(stats["lastConfirmedEntry"])
             end_position = confirmed if confirmed.entry < 0 else Position(-1, -1)  # else it was emptied just now
         return PartitionEnds(await self._start(first, end), end, first, last, older, size, end_position)
 
@@ -320,8 +322,8 @@ class PartitionSearch:
             if not arrived.done():
                 arrived.set_exception(error)
 
-        stream = self._source.stream(on_entry, on_lost)
-        await self._source.start(stream, position, compacted=compacted, budget=1, permits=1)
+        stream = Stream(self._source, on_entry, on_lost)
+        await stream.start(position, compacted=compacted, budget=1, permits=1)
         return stream, arrived
 
     async def nearest(self, offset: int) -> Position:
@@ -354,10 +356,8 @@ class PartitionSearch:
 
     async def size(self) -> int:
         """Return the bytes that Pulsar has of the partition. KopError if it does not tell."""
-        try:
+        with self._source.context.faults.refusing(Refused.READS, f"cannot measure {self._source.title}"):
             stats = await self._source.internal_stats()
-        except PulsarError as error:
-            raise self._source.refused(error, f"cannot measure {self._source.title}") from error
         return int(stats.get("totalSize", 0))
 
     async def _batches(self, offset: int) -> AsyncIterator[Buffer]:
@@ -382,16 +382,14 @@ class PartitionSearch:
         No record is newer than the time at which the Pulsar broker took it, but for those of producers whose clocks run
         ahead; `clock_ahead` is the largest such lead in ms.
         """
-        try:
-            ledger, entry = await self._source.context.admin.message_id_by_time(
-                self._source.partition_name, max(timestamp - clock_ahead, 0)
+        position = EARLIEST
+        with Ignoring(*NOT_THERE):
+            position = Position(
+                *await self._source.context.admin.message_id_by_time(
+                    self._source.partition_name, max(timestamp - clock_ahead, 0)
+                )
             )
-        except PulsarError as error:
-            if error.code in {"NotFound", "TopicNotFound"}:
-                return self._log.log_start_offset
-            raise
-        position = Position(ledger, entry)
-        if entry < 0:
+        if position.entry < 0:
             return self._log.log_start_offset
         if position > self._log.last_position:  # behind the last entry: nothing was taken since
             return self._log.high_watermark

@@ -1,16 +1,15 @@
 """The source that the entries of one partition are read from.
 
-Owns: what every reader of the partition is given, how a stream of its entries is begun, what Pulsar is asked about the
-partition, and the end of a ledger whose entries packed offsets cannot number any more.
+Owns: what every reader of the partition is given, what Pulsar is asked about the partition, and the end of a ledger
+whose entries packed offsets cannot number any more.
 Must not know: what is done with the entries; `OffsetMapping.closes_ledger` tells when a ledger has to end.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from kop.errors import KopError
 from kop.pulsar_client import Position, PulsarError
@@ -18,12 +17,7 @@ from kop.pulsar_client.admin import RECOVERED
 from kop.storage.base import LogPolicy
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault, Refused
-from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.offsets.mapping import OffsetMapping
-from kop.storage.pulsar.reading.stream import FIRST_PERMITS, OnMany, Stream
-
-LOOK_SECONDS: Final = 0.1
-"""The seconds between two questions how far Pulsar has read for a stream."""
 
 _log = logging.getLogger(__name__)
 
@@ -60,15 +54,6 @@ class PartitionSource:
         self.mapping = mapping
         self.check_exists = check_exists
 
-    def stream(
-        self,
-        on_entry: Callable[[EntryWithOffsets], None],
-        on_lost: Callable[[PulsarError | KopError], None],
-        on_many: OnMany | None = None,
-    ) -> Stream:
-        """Return a stream of the partition's entries, which `start` begins."""
-        return Stream(on_entry, on_lost, self.mapping.place, on_many)
-
     async def close_ledger(self, ledger: int) -> None:
         """Unload the partition, so that Pulsar closes its ledger, unless a newer ledger exists.
 
@@ -96,49 +81,11 @@ class PartitionSource:
                 "unload it (pulsar-admin topics unload), or lower managedLedgerMinLedgerRolloverTimeMinutes",
             )
 
-    async def start(
-        self,
-        stream: Stream,
-        position: Position,
-        *,
-        inclusive: bool = True,
-        compacted: bool = False,
-        budget: int,
-        permits: int = FIRST_PERMITS,
-    ) -> None:
-        """Begin a stream at `position` (`inclusive`: with the entry there): check that the topic exists, and subscribe.
-        PulsarError or KopError if that fails.
-
-        `compacted`: the compacted log is read. About `budget` bytes are kept under way. `permits` is the number of
-        messages that is asked for first; with 0 `Stream.begin` asks for them.
-        """
-        await stream.start(
-            self.context.client,
-            self.partition_name,
-            position,
-            check_exists=self.check_exists,
-            inclusive=inclusive,
-            compacted=compacted,
-            budget=budget,
-            permits=permits,
-        )
-
     async def internal_stats(self) -> dict[str, Any]:
         """Return Pulsar's internal statistics of the partition: its ledgers, entries and bytes. PulsarError if Pulsar
         refuses it or does not answer.
         """
         return await self.context.admin.internal_stats(self.partition_name)
-
-    async def has_read_to(self, stream: Stream, last: Position) -> bool:
-        """Ask Pulsar if it has read beyond `last` for a stream, and wait 0.1 seconds; return true if it has, and the
-        stream brought nothing in that time, so that all of that was handed out.
-
-        PulsarError if Pulsar refuses it or does not answer.
-        """
-        cursor = (await self.internal_stats()).get("cursors", {}).get(stream.cursor)
-        came = stream.came
-        await asyncio.sleep(LOOK_SECONDS)  # what was read is on its way
-        return cursor is not None and stats_position(cursor["readPosition"]) > last and stream.came == came
 
     async def last_readable(self) -> Position:
         """Return the last position up to which no open transaction holds readers back.

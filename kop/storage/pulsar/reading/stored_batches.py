@@ -18,16 +18,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from kop.errors import KopError
-from kop.pulsar_client import Client, Position, PulsarError
-from kop.pulsar_client.admin import Admin, EntryHead
+from kop.pulsar_client import Position, PulsarError
+from kop.pulsar_client.admin import EntryHead
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
-from kop.storage.pulsar.offsets.mapping import OffsetMapping
 from kop.storage.pulsar.offsets.sparse_index import Ledgers
+from kop.storage.pulsar.reading.source import PartitionSource, stats_position
 from kop.storage.pulsar.reading.stream import Stream
 
 SEARCH_SECONDS: Final = 15.0
@@ -159,23 +159,10 @@ def all_known(answers: Sequence[Stored]) -> bool:
 
 
 class StoredBatches:
-    """The search for stored batches in one partition. `check_exists` is called before a reader is opened, see
-    `Client.open_reader`.
-    """
+    """The search for stored batches in one partition."""
 
-    def __init__(
-        self,
-        client: Client,
-        admin: Admin,
-        partition: str,
-        mapping: OffsetMapping,
-        check_exists: Callable[[], Awaitable[None]],
-    ) -> None:
-        self._client = client
-        self._admin = admin
-        self._partition = partition
-        self._mapping = mapping
-        self._check_exists = check_exists
+    def __init__(self, source: PartitionSource) -> None:
+        self._source = source
 
     async def find(self, wanted: Sequence[Wanted]) -> list[Stored]:
         """Look for all of these messages, each as far back as the bounds allow: 15 seconds, and the last 8192 entries,
@@ -184,9 +171,9 @@ class StoredBatches:
         answers = [Stored(Outcome.UNKNOWN)] * len(wanted)
         try:
             async with asyncio.timeout(SEARCH_SECONDS):
-                stats = await self._admin.internal_stats(self._partition)
+                stats = await self._source.internal_stats()
                 ledgers = Ledgers([(ledger["ledgerId"], ledger["entries"]) for ledger in stats["ledgers"]])
-                end = Position(*map(int, stats["lastConfirmedEntry"].split(":")))
+                end = stats_position(stats["lastConfirmedEntry"])
                 last = ledgers.place(end)
                 if last is None:  # the partition moves to another broker
                     return _unfinished(answers)
@@ -216,7 +203,7 @@ class StoredBatches:
         """Return the entries from `start` to `end`, read by a reader; None if the Pulsar broker holds them back, or the
         reader is lost. `whole`: the log has no entry before `start`.
         """
-        mapping = self._mapping
+        mapping = self._source.mapping
         stretch: Stretch | None = None
         expected = -1
         came = 0
@@ -235,7 +222,7 @@ class StoredBatches:
                     info.sequence_id,
                     info.num_messages,
                     stored.base,
-                    mapping.append_time(stored),
+                    stored.append_time,
                     gap=mapping.skips(expected, stored),
                 )
                 expected = stored.last + 1
@@ -248,9 +235,9 @@ class StoredBatches:
             lost = True
             ended.set()
 
-        stream = Stream(on_entry, on_lost, mapping.place)
+        stream = Stream(self._source, on_entry, on_lost)
         try:
-            await stream.start(self._client, self._partition, start, check_exists=self._check_exists, budget=_BUDGET)
+            await stream.start(start, budget=_BUDGET)
             while not ended.is_set():
                 before = came
                 try:
@@ -285,7 +272,7 @@ class StoredBatches:
                     continue
                 count = head.num_messages
                 try:
-                    base = self._mapping.stored_base(position, head.index, count)
+                    base = self._source.mapping.stored_base(position, head.index, count)
                 except KopError:  # an entry without an offset is none of those that are looked for
                     gap = True
                     continue
@@ -303,7 +290,8 @@ class StoredBatches:
         unloaded.
         """
         try:
-            return position, await self._admin.entry_head(self._partition, *position)
+            source = self._source
+            return position, await source.context.admin.entry_head(source.partition_name, *position)
         except PulsarError:
             return position, None
 

@@ -6,20 +6,25 @@ Must not know: Kafka batches, who reads, what is cached, appends.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final, TypeAlias
 
 from kop.errors import ErrorCode, KopError, PeerError
-from kop.pulsar_client import EARLIEST, Client, Entry, Position, PulsarError, Reader, Received, position_in
+from kop.pulsar_client import EARLIEST, Entry, Position, PulsarError, Reader, Received, position_in
 from kop.records import transcode
 from kop.storage.base import Buffer
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
+from kop.storage.pulsar.reading.source import PartitionSource, stats_position
 
 FIRST_PERMITS: Final = 16
 """The number of entries that may come at once at first: the Pulsar broker's first read ignores how many messages an
 entry holds.
 """
 MOST_PERMITS: Final = 1000
+_LOOK_SECONDS: Final = 0.1
+"""The seconds between two questions how far Pulsar has read for a stream."""
 OnMany: TypeAlias = Callable[[Sequence[Received], int], tuple[int, int, int]]
 """The type of a callback for entries that came together, from a place on: it returns the number of entries that it
 took, of their messages, and of the bytes of their payload.
@@ -103,19 +108,19 @@ class Stream:
 
     def __init__(
         self,
+        source: PartitionSource,
         on_entry: Callable[[EntryWithOffsets], None],
         on_lost: Callable[[PulsarError | KopError], None],
-        place: Callable[[Entry], EntryWithOffsets],
         on_many: OnMany | None = None,
     ) -> None:
-        """Make a stream that is not started. `on_entry` gets each entry; `on_many` may handle several that came
-        together, and the rest goes to `on_entry`. `on_lost` gets the error that ends the stream, `place` gives an entry
-        its offsets.
+        """Make a stream of a partition that is not started. `on_entry` gets each entry; `on_many` may handle several
+        that came together, and the rest goes to `on_entry`. `on_lost` gets the error that ends the stream.
         """
+        self._source = source
         self._on_entry = on_entry
         self._on_many = on_many
         self._on_lost = on_lost
-        self._place = place
+        self._place = source.mapping.place
         self._reader: Reader | None = None
         self.budget = 0
         """The bytes that are kept under way; see `start`."""
@@ -132,26 +137,24 @@ class Stream:
 
     async def start(
         self,
-        client: Client,
-        topic: str,
         start: Position,
         *,
-        check_exists: Callable[[], Awaitable[None]] | None,
         inclusive: bool = True,
         compacted: bool = False,
         budget: int,
         permits: int = FIRST_PERMITS,
     ) -> None:
-        """Subscribe at `start` (`inclusive`: with the entry there), after `check_exists`, and ask for `permits`
-        messages first; with 0 `begin` asks for them. PulsarError or KopError if that fails.
+        """Subscribe at `start` (`inclusive`: with the entry there), if the topic exists, and ask for `permits` messages
+        first; with 0 `begin` asks for them. PulsarError or KopError if that fails.
 
         `compacted`: the compacted log is read. About `budget` bytes are kept under way.
         """
         self.budget = budget
         self.compacted = compacted
         self._start = start
-        self._reader = await client.open_reader(
-            topic,
+        source = self._source
+        self._reader = await source.context.client.open_reader(
+            source.partition_name,
             start,
             inclusive=inclusive,
             read_compacted=compacted,
@@ -160,7 +163,7 @@ class Stream:
             on_many=None if self._on_many is None else self._many,
             damaged=True,
             borrow=True,  # a batch is made of it at once, or only its place is looked at
-            before_attach=check_exists,
+            before_attach=source.check_exists,
             on_lost=self._lost,
         )
         if self.closed:
@@ -218,6 +221,17 @@ class Stream:
         last = await self.last_position()
         return last.entry < 0 or last < self._start or last <= self._came
 
+    async def has_read_to(self, last: Position) -> bool:
+        """Ask Pulsar if it has read beyond `last` for the stream, and wait 0.1 seconds; return true if it has, and the
+        stream brought nothing in that time, so that all of that was handed out.
+
+        PulsarError if Pulsar refuses it or does not answer.
+        """
+        cursor = (await self._source.internal_stats()).get("cursors", {}).get(self.cursor)
+        came = self._came
+        await asyncio.sleep(_LOOK_SECONDS)  # what was read is on its way
+        return cursor is not None and stats_position(cursor["readPosition"]) > last and self._came == came
+
     def pause(self) -> None:
         """Ask for no more entries. Those that are under way still come."""
         self._paused = True
@@ -236,10 +250,8 @@ class Stream:
         self._paused = False
         if self._reader is None or self.closed:
             return
-        try:
+        with suppress(PulsarError):  # it comes back with what is asked for now, or its end is told
             await self._reader.seek(position, inclusive=False)
-        except PulsarError:
-            pass  # it comes back with what is asked for now, or its end is told
         self._ask()
 
     async def close(self) -> None:

@@ -29,6 +29,7 @@ from kop.errors import KopError
 from kop.metrics import gauge_family
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import FOREVER, Retention
+from kop.pulsar_client.errors import Ignoring
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault
 from kop.storage.pulsar.layout import PulsarTopic
@@ -160,18 +161,18 @@ class Compactions:
             )
         else:
             tell(f"the look at the compaction of {partition.title}", error, kind="the look at a compaction")
-        self._context.count(Fault.COMPACTION_NOT_CHECKED)
+        self._context.faults.count(Fault.COMPACTION_NOT_CHECKED)
 
     async def _look_at(self, partition: PartitionView) -> Uncompacted | None:
         stats = await self._context.admin.stats(partition.partition_name, backlogs=True)
         seen, key = uncompacted(stats, self._context.admin.now_ms()), (partition.topic.name, partition.index)
         if seen is None:
-            self._context.count(Fault.COMPACTION_WITHOUT_CURSOR)
+            self._context.faults.count(Fault.COMPACTION_WITHOUT_CURSOR)
             return None
         if not seen.late:
             self._late.discard(key)
             return seen
-        self._context.count(Fault.COMPACTION_LATE)
+        self._context.faults.count(Fault.COMPACTION_LATE)
         if key not in self._late:
             self._late.add(key)
             status = await self._context.admin.compaction_status(partition.partition_name)
@@ -182,11 +183,8 @@ class Compactions:
                 "partition over takes longer, and it is kept whole",
                 seen.size >> 20, partition.title, seen.seconds / 60, status.status, status.error,
             )  # fmt: skip
-        try:
+        with Ignoring("Conflict"):  # a compaction is running
             await self._context.admin.compact(partition.partition_name)
-        except PulsarError as error:
-            if error.code != "Conflict":  # a compaction is running
-                raise
         return seen
 
     async def _keep(self, first_partition: PartitionView) -> None:
@@ -211,7 +209,7 @@ class Compactions:
                 "one (pulsar-admin topics compact)",
                 full_name, CURSOR,
             )  # fmt: skip
-            self._context.count(Fault.COMPACTION_WITHOUT_CURSOR)
+            self._context.faults.count(Fault.COMPACTION_WITHOUT_CURSOR)
         else:
             log.info("%s is compacted: its old records are kept for %d minutes from now on", full_name, wanted.minutes)
         await policies.set_retention(admin, full_name, wanted)

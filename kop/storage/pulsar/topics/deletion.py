@@ -22,11 +22,12 @@ from uuid import UUID
 from kop import background
 from kop.errors import ErrorCode, PeerError
 from kop.pulsar_client import Producer, PulsarError
+from kop.pulsar_client.errors import NOT_THERE, Ignoring
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault
 from kop.storage.pulsar.layout import DELETING_PROPERTY, ID_PROPERTY, number
 from kop.storage.pulsar.partition.services import PartitionView
-from kop.storage.pulsar.topics.strays import NOT_THERE, StrayPartitions, is_unused
+from kop.storage.pulsar.topics.strays import StrayPartitions, is_unused
 from kop.storage.pulsar.topics.table import PulsarTopics
 
 _DELETION_MS: Final = 60_000
@@ -60,9 +61,7 @@ class DeletionGuard:
 
     async def close(self) -> None:
         """End the background work that deletes re-created partitions again."""
-        for task in self._taking_back:
-            task.cancel()
-        await asyncio.gather(*self._taking_back, return_exceptions=True)
+        await background.cancel(*self._taking_back)
 
     def forget(self, topic_id: UUID) -> None:
         """Drop the answers about a topic, which is known to be gone."""
@@ -75,15 +74,12 @@ class DeletionGuard:
         await self._topics.until_made(partition.topic.topic_id)
         if not await self.still_there(partition):
             return False
-        try:
+        with Ignoring(*NOT_THERE):
             await self._context.client.partitions(partition.partition_name)  # this look-up creates no partition
-        except PulsarError as error:
-            if error.code not in NOT_THERE:
-                raise
-            self._is_missing(partition)
-            return False
-        self._missing.pop(partition.partition_name, None)
-        return True
+            self._missing.pop(partition.partition_name, None)
+            return True
+        self._is_missing(partition)
+        return False
 
     def _is_missing(self, partition: PartitionView) -> None:
         """Remember that a partition is missing, and have its topic looked at again in the background, which may be
@@ -127,13 +123,10 @@ class DeletionGuard:
             raise
 
     async def _ask(self, topic_id: UUID) -> bool:
-        try:
+        properties: Mapping[str, str] = {}
+        with Ignoring(*NOT_THERE):
             known = self._topics.pulsar(topic_id)
             properties = await self._properties(known.full_name, known.plain)
-        except PulsarError as error:
-            if error.code not in NOT_THERE:
-                raise
-            properties = {}
         if properties.get(ID_PROPERTY) == str(topic_id):
             return self._context.admin.now_ms() - number(properties, DELETING_PROPERTY) > _DELETION_MS
         self._context.spawn(self._topics.refresh(topic_id))
@@ -232,7 +225,7 @@ class DeletionGuard:
             log.warning("a client made %s again while it was deleted, and uses it: it is not deleted again", name)
             return True
         await self._context.admin.delete_plain(name, force=False)
-        self._context.count(Fault.TOPICS_RECREATED_CAME_BACK)
+        self._context.faults.count(Fault.TOPICS_RECREATED_CAME_BACK)
         log.info("%s is deleted again: a producer had made it again while it was deleted", name)
         if base != name:
             await self._strays.complete(base)

@@ -21,6 +21,7 @@ from typing import Final, Protocol
 
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.pulsar_client import PulsarError
+from kop.pulsar_client.errors import NOT_THERE
 from kop.pulsar_client.watch import Watch
 from kop.storage.base import TopicInfo
 from kop.storage.pulsar.cluster.cluster_topic import ClusterTopic
@@ -138,7 +139,7 @@ class ForeignTopics:
             names = await self._context.admin.list_partitioned(namespace)
             names += await self._context.client.topics(namespace)
         except PulsarError as error:
-            if error.code not in {"NotFound", "TopicNotFound"}:
+            if error.code not in NOT_THERE:
                 raise kafka_error(error, f"cannot list the topics of namespace {namespace!r}") from None
             names = []  # there is no such namespace
         own = {topic_of(name).removeprefix(PERSISTENT) for name in names if name.startswith(PERSISTENT)}
@@ -179,7 +180,7 @@ class ForeignTopics:
         if not may_be_named(name) or self._context.naming.kafka_name(full_name) != (name, False):
             return False
         log.warning("%s", kafka_error(error, f"cannot read topic {name!r}").message)
-        self._context.count(Fault.TOPICS_NOT_READ_FOREIGN)
+        self._context.faults.count(Fault.TOPICS_NOT_READ_FOREIGN)
         return True
 
     async def close(self) -> None:
@@ -202,7 +203,7 @@ class ForeignTopics:
     def _failed(self, name: str, error: KopError, *, refused: bool) -> None:
         if not self._context.faults.takes(error):
             log.warning("%s", error.message)
-            self._context.count(Fault.TOPICS_NOT_READ_FOREIGN_REFUSED)
+            self._context.faults.count(Fault.TOPICS_NOT_READ_FOREIGN_REFUSED)
         final = {ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
         if not refused and error.code not in final:
             error = KopError(error.message, ErrorCode.LEADER_NOT_AVAILABLE)  # clients retry this error

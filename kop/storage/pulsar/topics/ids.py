@@ -17,6 +17,7 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 from kop import clock
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import Admin
+from kop.pulsar_client.errors import NOT_THERE
 from kop.storage.pulsar.layout import ID_PROPERTY, NAME_PROPERTY, id_of, is_copied, of_the_original
 from kop.storage.topic_table import is_usable, new_uuid
 
@@ -27,7 +28,6 @@ SPREAD_SECONDS: Final = 0.2
 """The longest random wait in seconds before the chosen broker gives a plain topic its id: another cluster may do it."""
 WAIT_FOR_OTHERS: Final = (0.1, 0.1, 0.2, 0.4, 0.8)
 """The seconds to wait for the broker that gives a topic its id, before another one does."""
-_NOT_THERE: Final = frozenset({"NotFound", "TopicNotFound"})
 
 
 class TopicIds:
@@ -117,7 +117,7 @@ class TopicIds:
         try:
             stats = await self._admin.internal_stats(full_name if plain else f"{full_name}-partition-0")
         except PulsarError as error:
-            if plain or error.code not in _NOT_THERE:
+            if plain or error.code not in NOT_THERE:
                 raise
             return None
         ledgers = stats.get("ledgers")

@@ -14,7 +14,7 @@ from kop.errors import BackendError
 from kop.storage.base import TopicInfo
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault
-from kop.storage.pulsar.layout import all_remembered, largest_remembered, outdated, remembered
+from kop.storage.pulsar.layout import all_remembered, outdated, remembered
 from kop.storage.pulsar.topics.table import PulsarTopics
 
 _TRIES: Final = 5
@@ -49,11 +49,11 @@ class PartitionNumbers:
         for _ in range(_TRIES):
             await self._topics.set_property(topic_id, name, str(value))
             kept = await self._topics.properties_now(topic_id)
-            largest = largest_remembered(kept, kind, partition)
+            largest = all_remembered(kept).get((kind, partition), 0)
             if largest >= value:
                 break
         else:
-            self._context.count(Fault.TOPIC_SETTINGS_PROPERTY_NOT_KEPT)
+            self._context.faults.count(Fault.TOPIC_SETTINGS_PROPERTY_NOT_KEPT)
             raise BackendError(f"Pulsar does not keep the property {name} of {topic.name}: clients try again")
         # This broker's own number goes, too, where another broker has kept a larger one meanwhile.
         old = outdated(kept, kind, partition, largest)

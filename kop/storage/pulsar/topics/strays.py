@@ -12,12 +12,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kop.pulsar_client import PulsarError
+from kop.pulsar_client.errors import NOT_THERE, Ignoring
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault
 from kop.storage.pulsar.layout import ID_PROPERTY, namespace_of
 
-NOT_THERE: Final = frozenset({"NotFound", "TopicNotFound"})
-"""The codes of Pulsar's errors for a topic or partition that does not exist."""
 _PAUSES: Final = (0.02, 0.1, 0.3, 1.0)
 """The seconds between attempts to delete a partition: clients may use it, or another broker may be deleting it."""
 _DEDUPLICATION_CURSOR: Final = "pulsar.dedup"
@@ -39,29 +38,25 @@ class StrayPartitions:
 
     async def id_or_none(self, full_name: str) -> str | None:
         """Return the id of a partitioned topic, empty if it has none; None if there is no such topic."""
-        try:
+        with Ignoring(*NOT_THERE):
             return (await self._context.admin.partitioned_metadata(full_name)).properties.get(ID_PROPERTY, "")
-        except PulsarError as error:
-            if error.code not in NOT_THERE:
-                raise
-            return None
+        return None
 
     async def complete(self, full_name: str) -> None:
         """Make the missing partitions of a topic, if the topic exists: another broker may have created it while a stray
         was deleted. It is counted and logged if any was missing.
         """
         admin = self._context.admin
-        try:
+        partitions = None
+        with Ignoring(*NOT_THERE):
             partitions = (await admin.partitioned_metadata(full_name)).partitions
-        except PulsarError as error:
-            if error.code not in NOT_THERE:
-                raise
+        if partitions is None:
             return
         listed = await admin.list_topics(namespace_of(full_name))
         await admin.create_missed_partitions(full_name)  # in any case: a partition may be listed and not be there
         if {f"{full_name}-partition-{index}" for index in range(partitions)}.issubset(listed):
             return
-        self._context.count(Fault.TOPICS_RECREATED_PARTITION_MISSING)
+        self._context.faults.count(Fault.TOPICS_RECREATED_PARTITION_MISSING)
         log.warning(
             "topic %s was made while partitions of a deleted topic of its name were removed: the partitions that it "
             "lost by that are made again",
@@ -76,12 +71,9 @@ class StrayPartitions:
         Return true if there were any and all are gone.
         """
         admin = self._context.admin
-        try:
+        with Ignoring(*NOT_THERE):
             await admin.partitioned_metadata(full_name)
             return False
-        except PulsarError as error:
-            if error.code not in NOT_THERE:
-                raise
         prefix = f"{full_name}-partition-"
         strays = [name for name in await admin.list_topics(namespace_of(full_name)) if name.startswith(prefix)]
         for name in strays:
@@ -101,7 +93,7 @@ class StrayPartitions:
                 if not is_unused(await admin.internal_stats(name)):
                     return False
                 await admin.delete_plain(name, force=False)
-                self._context.count(Fault.TOPICS_RECREATED_CAME_BACK)
+                self._context.faults.count(Fault.TOPICS_RECREATED_CAME_BACK)
                 return True
             except PulsarError as error:
                 if error.code in NOT_THERE:

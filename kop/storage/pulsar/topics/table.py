@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 from uuid import UUID
 from weakref import WeakValueDictionary
 
@@ -26,7 +26,9 @@ from kop import background, clock
 from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.backoff import Backoff
+from kop.pulsar_client.errors import NOT_THERE
 from kop.storage.base import LogPolicy, TopicInfo
+from kop.storage.pulsar.cluster.broker_registry import BrokerRegistry
 from kop.storage.pulsar.cluster.cluster_topic import ClusterTopic
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault, Refused, kafka_error
@@ -47,6 +49,7 @@ from kop.storage.pulsar.layout import (
     repaired,
     topic_of,
 )
+from kop.storage.pulsar.partition.log_table import LogTable
 from kop.storage.pulsar.topics import policies
 from kop.storage.pulsar.topics.foreign import ForeignTopics
 from kop.storage.pulsar.topics.ids import TopicIds
@@ -85,33 +88,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class OtherBrokers(Protocol):
-    """The registry of live brokers, in the parts that the table of topics uses."""
-
-    def announce(self, full_name: str) -> None:
-        """Tell the other brokers that a topic's properties changed."""
-
-    def is_chosen(self, key: str) -> bool:
-        """Return true if this broker is the one of all that does the piece of work which `key` names, such as giving a
-        topic an id.
-        """
-
-
-class TopicLogs(Protocol):
-    """The table of logs, in the parts that the table of topics uses."""
-
-    def update(self, topic: TopicInfo, partition_name: Callable[[int], str]) -> None:
-        """Make or update the logs of a topic that is new or changed. `partition_name` returns Pulsar's name of a
-        partition.
-        """
-
-    def deleting(self, topic_id: UUID, *, undone: bool = False) -> None:
-        """Mark the logs of a topic that is about to be deleted; with `undone` it stays after all."""
-
-    def remove(self, topic_id: UUID) -> None:
-        """Remove the logs of a topic that is gone."""
-
-
 class PulsarTopics(TopicTable):
     """The table of topics in Pulsar, over its admin API."""
 
@@ -119,8 +95,8 @@ class PulsarTopics(TopicTable):
         self,
         context: PulsarContext,
         cluster_topic: ClusterTopic,
-        brokers: OtherBrokers,
-        logs: TopicLogs,
+        brokers: BrokerRegistry,
+        logs: LogTable,
         policy: Callable[[TopicInfo], LogPolicy],
         strays: StrayPartitions,
     ) -> None:
@@ -135,6 +111,7 @@ class PulsarTopics(TopicTable):
         self._changes = asyncio.Semaphore(_AT_ONCE)
         self._looks = asyncio.Semaphore(_AT_ONCE)
         self._retries = asyncio.Semaphore(_RETRIES_AT_ONCE)
+        """The bound on topics that are read at a time although they could not be read last time."""
         self._ids = TopicIds(context.admin, brokers.is_chosen)
         self._loaded = False
         self._awaited: set[str] = set()
@@ -279,10 +256,8 @@ class PulsarTopics(TopicTable):
             return await work()
 
     async def _ask(self, doing: str, call: Coroutine[Any, Any, T]) -> T:
-        try:
+        with self._context.faults.refusing(Refused.TOPIC_CHANGES, doing):
             return await call
-        except PulsarError as error:
-            raise self._context.faults.refused(error, Refused.TOPIC_CHANGES, doing) from error
 
     async def _create(self, topic: TopicInfo) -> TopicInfo:
         self._check_new(topic)
@@ -384,7 +359,7 @@ class PulsarTopics(TopicTable):
         while self._is_being_made(topic_id) and self._context.loop.time() < end:
             await asyncio.sleep(backoff.next())
             if topic_id in self._pulsar:
-                await self.look_for({self._name_of(topic_id)})
+                await self.look_for({self._pulsar[topic_id].full_name})
 
     async def _taken_back(self, full_name: str) -> bool:
         """Delete a topic again that cannot get its policies: without retention Pulsar drops what no subscription holds.
@@ -495,7 +470,7 @@ class PulsarTopics(TopicTable):
                 await admin.set_properties(known.full_name, {DELETING_PROPERTY: str(admin.now_ms())})
                 await admin.delete_partitioned(known.full_name)
         except PulsarError as error:
-            if error.code not in {"NotFound", "TopicNotFound"}:
+            if error.code not in NOT_THERE:
                 self._logs.deleting(topic_id, undone=True)
                 if not known.plain:
                     with suppress(PulsarError):  # it is obeyed for a minute only
@@ -578,15 +553,13 @@ class PulsarTopics(TopicTable):
         read; the others follow.
         """
         self._awaited = set(names)
-        looks = self._context.loop.create_task(self._look_at(names))
-        self._tasks.add(looks)
-        looks.add_done_callback(self._tasks.discard)
+        looks = self._start(self._look_at(names))
         await asyncio.wait({looks}, timeout=FIRST_SECONDS)
         if looks.done():
             await looks
             await self._finish_abandoned()
         else:
-            self._context.count(Fault.TOPICS_NOT_READ_AT_START)
+            self._context.faults.count(Fault.TOPICS_NOT_READ_AT_START)
             log.warning(
                 "%d of %d topics have not been read from Pulsar within %.0f s: this broker begins without them, and "
                 "clients are told to try again. See whether all Pulsar brokers answer",
@@ -630,7 +603,7 @@ class PulsarTopics(TopicTable):
         done if the topic is not known; KopError if it cannot be read.
         """
         if topic_id in self._pulsar:
-            failed = await self.look_for({self._name_of(topic_id)})
+            failed = await self.look_for({self._pulsar[topic_id].full_name})
             for error in failed.values():
                 raise self._context.faults.refused(error, Refused.REQUESTS, "cannot read a topic") from error
 
@@ -686,10 +659,7 @@ class PulsarTopics(TopicTable):
         await self._foreign.close()
         for timer in self._timers.values():
             timer.cancel()
-        tasks = tuple(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await background.cancel(*self._tasks)
 
     async def _list(self) -> dict[str, int]:
         """Return the topics of both namespaces by full name, with the number of partitions up to the last one that
@@ -715,8 +685,9 @@ class PulsarTopics(TopicTable):
         """
 
         async def look(name: str) -> None:
+            gate = self._retries if name in self._unread else self._looks
             try:
-                await self.in_turn(name, partial(self._look, name), gate=self._gate_of(name))
+                await self.in_turn(name, partial(self._look, name), gate=gate)
                 self._was_read(name)
             except Exception as error:
                 if failed is not None and isinstance(error, PulsarError):
@@ -727,18 +698,12 @@ class PulsarTopics(TopicTable):
 
         await asyncio.gather(*(look(name) for name in sorted(names)))
 
-    def _gate_of(self, name: str) -> asyncio.Semaphore:
-        """Return the bound on topics that are read at a time: those that could not be read last time have one of their
-        own.
-        """
-        return self._retries if name in self._unread else self._looks
-
     def _not_read(self, name: str, error: Exception) -> None:
         """Keep the old values of a topic that cannot be read, count and log that, and plan to read it again: after a
         second at first, a minute at most.
         """
         if not self._context.faults.takes(error) and not self._foreign.unreadable(name, error):
-            self._context.count(Fault.TOPICS_NOT_READ_OWN)
+            self._context.faults.count(Fault.TOPICS_NOT_READ_OWN)
             if isinstance(error, PulsarError):
                 text = kafka_error(error, f"cannot read topic {name}").message
                 self._context.faults.tell(("not read", name), f"{text}; trying again", "not read")
@@ -786,7 +751,7 @@ class PulsarTopics(TopicTable):
         return None if known is None or known.full_name == full_name else known
 
     def _tell_of_copy(self, full_name: str, original: str) -> None:
-        self._context.count(Fault.TOPIC_SETTINGS_ID_COPIED)
+        self._context.faults.count(Fault.TOPIC_SETTINGS_ID_COPIED)
         self._context.faults.tell(
             ("copied", full_name),
             f"{full_name} carries the {ID_PROPERTY} of {original}, from where its properties were copied: it gets an "
@@ -807,7 +772,7 @@ class PulsarTopics(TopicTable):
                 return None  # Pulsar's own, such as __transaction_buffer_snapshot
             properties = await self._usable(full_name, plain, raw)
         except PulsarError as error:
-            if error.code in {"NotFound", "TopicNotFound"}:
+            if error.code in NOT_THERE:
                 return None
             raise
         if before is not None and (now := self._known(full_name)) is not None:
@@ -847,7 +812,7 @@ class PulsarTopics(TopicTable):
                 _, raw = await self._ids.metadata(full_name)
         good, wrong = repaired(raw, before)
         for key in wrong:
-            self._context.count(Fault.TOPIC_SETTINGS_PROPERTY_NOT_PARSED)
+            self._context.faults.count(Fault.TOPIC_SETTINGS_PROPERTY_NOT_PARSED)
             self._context.faults.tell(
                 ("property", full_name, key),
                 f"the property {key} of topic {full_name} does not parse: {raw[key]!r:.100}; "
@@ -884,9 +849,6 @@ class PulsarTopics(TopicTable):
         named = self._context.naming.kafka_name(full_name)
         topic = None if named is None else self._by_name.get(named[0])
         return None if topic is None else self._pulsar.get(topic.topic_id)
-
-    def _name_of(self, topic_id: UUID) -> str:
-        return self._pulsar[topic_id].full_name
 
     # --- the table in memory
 

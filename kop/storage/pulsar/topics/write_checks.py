@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 from uuid import UUID
 
 from kop.background import for_each
@@ -50,7 +50,7 @@ class OncePerTopic:
     answered before. A failure is not kept.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, ask: Callable[[UUID, bool], Awaitable[None]]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, ask: Callable[[UUID, bool], Coroutine[Any, Any, None]]) -> None:
         self._loop = loop
         self._ask = ask
         self._asked: dict[UUID, tuple[float, asyncio.Task[None]]] = {}
@@ -67,13 +67,10 @@ class OncePerTopic:
         now = self._loop.time()
         asked = self._asked.get(topic_id)
         if asked is None or now - asked[0] > FRESH_SECONDS:
-            task = self._loop.create_task(self._one(topic_id, asked is None))
+            task = self._loop.create_task(self._ask(topic_id, asked is None))
             asked = self._asked[topic_id] = now, task
             task.add_done_callback(lambda done: self._ended(topic_id, done))
         await asyncio.shield(asked[1])
-
-    async def _one(self, topic_id: UUID, first: bool) -> None:
-        await self._ask(topic_id, first)
 
     def _ended(self, topic_id: UUID, task: asyncio.Task[None]) -> None:
         failed = task.cancelled() or task.exception() is not None  # all callers may have been cancelled
@@ -161,7 +158,7 @@ class WriteChecks:
                 return  # it was on; a Pulsar broker that comes back from a crash cannot tell for a while
             raise
         if ours:
-            context.count(Fault.TOPIC_SETTINGS_DEDUPLICATION_TURNED_OFF)
+            context.faults.count(Fault.TOPIC_SETTINGS_DEDUPLICATION_TURNED_OFF)
             text = f"deduplication of {name} was turned off: it is turned on again, idempotent producers rest on it"
             context.faults.tell(("deduplication", name), text)
         else:
@@ -185,7 +182,7 @@ class WriteChecks:
         if policies.keeps(retention):
             return
         wanted = policies.retention_of(self._policy(topic))
-        context.count(Fault.TOPIC_SETTINGS_WITHOUT_RETENTION)
+        context.faults.count(Fault.TOPIC_SETTINGS_WITHOUT_RETENTION)
         context.faults.tell(
             ("retention", name),
             f"{name} keeps nothing that its subscriptions have read (retention {retention.minutes} minutes, "
@@ -230,7 +227,7 @@ class WriteChecks:
         )
         if error.code in _NOT_PERMITTED:
             refusal = BackendError(f"{refusal.message}; {_HELP}", ErrorCode.POLICY_VIOLATION)
-        self._context.count(Fault.WRITES_REFUSED_WITHOUT_RETENTION)
+        self._context.faults.count(Fault.WRITES_REFUSED_WITHOUT_RETENTION)
         self._context.faults.tell(("no retention", name), refusal.message, "no retention")
         return refusal
 

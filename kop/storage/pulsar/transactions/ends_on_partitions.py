@@ -14,8 +14,10 @@ import logging
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any, Final, TypeVar
 
+from kop.background import cancel
 from kop.pulsar_client import PulsarError, Transactions, TxnId
 from kop.pulsar_client.admin import RECOVERED
+from kop.pulsar_client.errors import NOT_THERE, Ignoring
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault
 from kop.storage.pulsar.transactions.late_fences import Due, LateFences
@@ -25,7 +27,6 @@ _LOOK_SECONDS: Final = 0.5
 """The seconds between two looks for questions that are due."""
 _AT_ONCE: Final = 16
 """The number of questions that Pulsar is asked at a time."""
-_NO_PARTITION: Final = frozenset({"TopicNotFound", "NotFound"})
 
 T = TypeVar("T")
 
@@ -67,9 +68,7 @@ class EndsOnPartitions:
 
     async def close(self) -> None:
         """Stop watching: no further question is asked."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        await cancel(self._looking)
 
     def _begin_to_look(self) -> None:
         if self._looking is None and (self._late or self._lost):
@@ -123,13 +122,10 @@ class EndsOnPartitions:
         """Return true if a transaction has ended on all of its partitions; it is asked by adding these once more, which
         changes nothing in an open one. PulsarError if that is not known.
         """
-        try:
+        with Ignoring("TransactionNotFound"):
             await self._transactions.add(txn, list(names))
-        except PulsarError as error:
-            if error.code != "TransactionNotFound":
-                raise
-            return True
-        return False  # its end is to come
+            return False  # its end is to come
+        return True
 
     # --- lost ends
 
@@ -152,7 +148,7 @@ class EndsOnPartitions:
                     await _for_each(in_doubt, carry_out)
                 self._lost.settled(name, asked)
         except PulsarError as error:
-            known = error.code in _NO_PARTITION or self._context.faults.takes(error)
+            known = error.code in NOT_THERE or self._context.faults.takes(error)
             if not self._lost.failed(name, now()) and not known:
                 log.warning(
                     "Pulsar does not answer whether %s holds readers back at a transaction that has ended: %s. Where "
@@ -172,20 +168,16 @@ class EndsOnPartitions:
         except PulsarError as error:
             if error.retriable:
                 raise
-        try:
+        with Ignoring(*NOT_THERE):
             await self._transactions.end_on_partition(txn, name, commit=commit)
-        except PulsarError as error:
-            if error.code in _NO_PARTITION:
-                return
-            raise
-        self._context.count(fault)
-        log.info(
-            "%s held readers back at Pulsar's transaction %d:%d, which was %s, and is told so once more: a gateway was "
-            "stopped, killed or cut off from Pulsar, or the partition was unloaded; nothing has to be done",
-            name,
-            *txn,
-            "committed" if commit else "aborted",
-        )
+            self._context.faults.count(fault)
+            log.info(
+                "%s held readers back at Pulsar's transaction %d:%d, which was %s, and is told so once more: a gateway "
+                "was stopped, killed or cut off from Pulsar, or the partition was unloaded; nothing has to be done",
+                name,
+                *txn,
+                "committed" if commit else "aborted",
+            )
 
 
 async def _for_each(values: Collection[T], do: Callable[[T], Coroutine[Any, Any, None]]) -> None:

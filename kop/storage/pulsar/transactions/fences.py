@@ -12,36 +12,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import Final
 
+from kop.background import cancel
 from kop.pulsar_client import DUPLICATE, Position, Producer, PulsarError, TxnId
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.layout import FENCE_MARKER
+from kop.storage.pulsar.partition.log import PulsarLog
 
 _SEND_SECONDS: Final = 10.0
 _LANE: Final = "fences"
 """The lane of the fences' producers, so that they have a connection of their own: a broker that throttles a topic stops
 reading from a whole connection.
 """
-
-
-class FencedPartition(Protocol):
-    """The partition that gets a fence, as far as fences use it."""
-
-    partition_name: str
-
-    @property
-    def title(self) -> str:
-        """The partition as log lines name it: `topic-index`."""
-
-    async def check_exists(self) -> None:
-        """Raise UNKNOWN_TOPIC_OR_PARTITION if the topic is gone: producing would bring it back."""
-
-    async def confirm(self, producer: Producer) -> None:
-        """Raise a KopError if the producer, which was attached just now, brought back a topic that is gone."""
-
-    def fenced(self, position: Position) -> None:
-        """Handle that a fence is stored at this position, and that batches come behind it."""
 
 
 class _FenceProducer:
@@ -67,7 +50,7 @@ class Fences:
         self._open: dict[str, _FenceProducer] = {}
         self._opening: dict[str, asyncio.Task[_FenceProducer]] = {}
 
-    async def put(self, partition: FencedPartition, txn: TxnId, still_open: Callable[[], Awaitable[None]]) -> None:
+    async def put(self, partition: PulsarLog, txn: TxnId, still_open: Callable[[], Awaitable[None]]) -> None:
         """Write a fence, the entry that opens a transaction on a partition, wait until it is stored, and tell the
         partition its position. PulsarError or KopError if that fails.
 
@@ -83,7 +66,7 @@ class Fences:
             raise PulsarError("ProducerBusy", f"a fence of {partition.title} was dropped as a duplicate")
         partition.fenced(position)
 
-    async def _opened(self, partition: FencedPartition) -> _FenceProducer:
+    async def _opened(self, partition: PulsarLog) -> _FenceProducer:
         name = partition.partition_name
         task = self._opening.get(name)
         if task is None:
@@ -91,7 +74,7 @@ class Fences:
             task.add_done_callback(lambda done: self._made(name, done))
         return await asyncio.shield(task)
 
-    async def _make(self, partition: FencedPartition) -> _FenceProducer:
+    async def _make(self, partition: PulsarLog) -> _FenceProducer:
         await partition.check_exists()
         name = partition.partition_name
         producer = await self._context.client.open_producer(
@@ -125,8 +108,6 @@ class Fences:
     async def close(self) -> None:
         """Close all producers of fences."""
         opening, self._opening = list(self._opening.values()), {}
-        for task in opening:
-            task.cancel()
-        await asyncio.gather(*opening, return_exceptions=True)
+        await cancel(*opening)
         producers, self._open = list(self._open.values()), {}
         await asyncio.gather(*(fences.producer.close() for fences in producers), return_exceptions=True)

@@ -14,12 +14,11 @@ from contextlib import AsyncExitStack
 from typing import Final
 
 from kop.errors import BackendError
-from kop.pulsar_client import EARLIEST, Entry, Position, Producer, PulsarError, Transactions, TxnId
-from kop.records import transcode
-from kop.records.batch import build, read_header
+from kop.pulsar_client import EARLIEST, Entry, Position, Producer, PulsarError, Reader, Transactions, TxnId
 from kop.records.record import Record
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.layout import FENCE_MARKER
+from kop.storage.pulsar.own_records import send_records
 
 PROBE_SECONDS: Final = 60.0
 """The seconds that the probe may take. A new topic's transaction buffer was seen to take more than 10 s on a busy
@@ -28,10 +27,8 @@ broker.
 _TTL_MS: Final = 600_000
 _MESSAGES: Final = 3
 
-UnfitReason = str
 
-
-async def whole_batches_unfit(context: PulsarContext, transactions: Transactions, topic: str) -> UnfitReason | None:
+async def whole_batches_unfit(context: PulsarContext, transactions: Transactions, topic: str) -> str | None:
     """Try transactions on a new topic; return the reason why whole batches cannot be in Pulsar's, None if they can.
 
     `topic` is one that does not exist; it is made, and deleted in the background at the end. PulsarError or KopError if
@@ -64,22 +61,26 @@ class _Probe:
         self._sequence = 0
         self._fence = 0
 
-    async def run(self) -> UnfitReason | None:
+    async def run(self) -> str | None:
         client = self._context.client
         async with AsyncExitStack() as opened:
             data = await client.open_producer(self._partition, name="kop-probe")
             opened.push_async_callback(data.close)
             fences = await client.open_producer(self._partition, name="kop-probe-fences")
             opened.push_async_callback(fences.close)
-            seen: list[Entry] = []
             came = asyncio.Event()
 
-            def on_entry(entry: Entry) -> None:
-                seen.append(entry)
-                came.set()
+            async def read_into(entries: list[Entry]) -> Reader:
+                def on_entry(entry: Entry) -> None:
+                    entries.append(entry)
+                    came.set()
 
-            reader = await client.open_reader(self._partition, EARLIEST, permits=100, on_entry=on_entry)
-            opened.push_async_callback(reader.close)
+                reader = await client.open_reader(self._partition, EARLIEST, permits=100, on_entry=on_entry)
+                opened.push_async_callback(reader.close)
+                return reader
+
+            seen: list[Entry] = []
+            reader = await read_into(seen)
             expected: list[tuple[Position, int]] = []
             index = -1
             for commit in (False, True):
@@ -105,14 +106,7 @@ class _Probe:
                     return wrong
             await self._context.admin.unload(self._partition)
             again: list[Entry] = []
-            came.clear()
-
-            def on_entry_again(entry: Entry) -> None:
-                again.append(entry)
-                came.set()
-
-            another = await client.open_reader(self._partition, EARLIEST, permits=100, on_entry=on_entry_again)
-            opened.push_async_callback(another.close)
+            await read_into(again)
             while len(again) < len(expected):
                 came.clear()
                 await came.wait()
@@ -123,27 +117,12 @@ class _Probe:
         return self._fence - 1
 
     async def _send(self, producer: Producer, txn: TxnId | None) -> Position:
-        batch = build([Record(number, 0, b"key", b"value") for number in range(_MESSAGES)])
-        (entry,) = transcode.to_entries(
-            batch,
-            read_header(batch),
-            producer_name=producer.name,
-            sequence_base=self._sequence,
-            publish_time=0,
-            max_size=self._context.client.max_message_size,
-            txn=None if txn is None else transcode.EntryTransaction(*txn),
-        )
+        records = [Record(number, 0, b"key", b"value") for number in range(_MESSAGES)]
         first, self._sequence = self._sequence, self._sequence + _MESSAGES
-        return await producer.send(
-            entry.metadata,
-            entry.payload,
-            sequence_id=first,
-            highest_sequence_id=first + _MESSAGES - 1,
-            num_messages=_MESSAGES,
-        )
+        return await send_records(self._context.client, producer, records, first, txn)
 
 
-def _differs(seen: list[Entry], expected: list[tuple[Position, int]]) -> UnfitReason | None:
+def _differs(seen: list[Entry], expected: list[tuple[Position, int]]) -> str | None:
     """Return the difference between the entries that a reader got and those that it has to get; None if there is
     none.
     """

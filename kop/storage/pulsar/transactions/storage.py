@@ -23,8 +23,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
-from typing import Final, Protocol
+from typing import Final
 
+from kop.background import cancel
 from kop.errors import BackendError, ErrorCode, InternalError, KopError, PeerError
 from kop.pulsar_client import PulsarError, Transactions, TxnId
 from kop.pulsar_client.backoff import Backoff
@@ -34,8 +35,9 @@ from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault, Refused
 from kop.storage.pulsar.layout import transaction_name, transaction_of
 from kop.storage.pulsar.partition.ended_transactions import EndedTransactions
+from kop.storage.pulsar.partition.log import PulsarLog
 from kop.storage.pulsar.transactions.ends_on_partitions import EndsOnPartitions
-from kop.storage.pulsar.transactions.fences import FencedPartition, Fences
+from kop.storage.pulsar.transactions.fences import Fences
 
 _BEYOND_MS: Final = 24 * 3600 * 1000
 """The ms by which Pulsar's time limit of a transaction is longer than Kafka's."""
@@ -58,13 +60,6 @@ _GONE: Final = frozenset({"TransactionNotFound", "InvalidTxnStatus"})
 log = logging.getLogger(__name__)
 
 
-class TransactionPartition(FencedPartition, Protocol):
-    """A partition that has a part in a transaction."""
-
-    async def nobody_else_writes(self, producer_id: int) -> bool:
-        """Return true once no other broker has the Pulsar producer of a producer id; false if Pulsar does not tell."""
-
-
 class PulsarTransactions:
     """The transactions of Kafka as transactions of Pulsar, a `TransactionStorage`. `find` gives a partition by its
     topic's name and its number.
@@ -75,7 +70,7 @@ class PulsarTransactions:
         context: PulsarContext,
         transactions: Transactions,
         fences: Fences,
-        find: Callable[[str, int], TransactionPartition | None],
+        find: Callable[[str, int], PulsarLog | None],
         ended: EndedTransactions,
         *,
         probe: Callable[[], Awaitable[str | None]],
@@ -187,11 +182,9 @@ class PulsarTransactions:
         if whole batches are in it; wait until these are stored. TRANSACTION_ABORTABLE if Pulsar has ended the
         transaction by itself; other errors are KopErrors.
         """
-        named = self._named(storage_transaction)
-        txn = TxnId(named.most, named.least)
+        txn, sent_in = self._named(storage_transaction)
         wanted = [self._existing(name, partition) for name, partition in partitions]
         names = [partition.partition_name for partition in wanted]
-        doing = f"cannot add partitions to Pulsar's transaction {txn}"
 
         async def still_open() -> None:
             """Raise PulsarError if the transaction has ended, or Pulsar says only after 2 seconds or more, three times,
@@ -208,7 +201,7 @@ class PulsarTransactions:
         try:
             asked = self._context.loop.time()
             await still_open()
-            if not named.sent_in:
+            if not sent_in:
                 fencing = True
                 fences = [self._fences.put(partition, txn, still_open) for partition in wanted]
                 for error in await asyncio.gather(*fences, return_exceptions=True):
@@ -223,28 +216,24 @@ class PulsarTransactions:
                 self._ends.fenced(txn, names, doubtful=True)
             if isinstance(error, KopError):
                 raise
-            refused = self._context.faults.refused(error, Refused.TRANSACTIONS, doing)
-            if error.code in _GONE:
-                raise PeerError(refused.message, ErrorCode.TRANSACTION_ABORTABLE) from error
-            raise refused from error
+            raise self._refused(error, f"cannot add partitions to Pulsar's transaction {txn}") from error
 
     async def confirm(self, storage_transaction: bytes, partitions: Collection[tuple[str, int]]) -> None:
         """Raise TRANSACTION_ABORTABLE if Pulsar's clock or one of its tools has ended the transaction; another KopError
         if Pulsar does not tell.
         """
-        named = self._named(storage_transaction)
-        txn = TxnId(named.most, named.least)
-        names = [
-            partition_log.partition_name for each in partitions if (partition_log := self._find(*each)) is not None
-        ]
+        txn, _ = self._named(storage_transaction)
         try:
-            await self._transactions.add(txn, names)
+            await self._transactions.add(txn, [each.partition_name for each in self._those_of(partitions)])
         except PulsarError as error:
-            doing = f"cannot commit Pulsar's transaction {txn}"
-            refused = self._context.faults.refused(error, Refused.TRANSACTIONS, doing)
-            if error.code in _GONE:
-                raise PeerError(refused.message, ErrorCode.TRANSACTION_ABORTABLE) from error
-            raise refused from error
+            raise self._refused(error, f"cannot commit Pulsar's transaction {txn}") from error
+
+    def _refused(self, error: PulsarError, doing: str) -> KopError:
+        """Return the error for a client whose transaction goes on, or TRANSACTION_ABORTABLE if Pulsar has ended it;
+        count and log the refusal.
+        """
+        refused = self._context.faults.refused(error, Refused.TRANSACTIONS, doing)
+        return PeerError(refused.message, ErrorCode.TRANSACTION_ABORTABLE) if error.code in _GONE else refused
 
     def stop_writes(self, storage_transaction: bytes) -> None:
         """Send no batch into the transaction from now on: what waits for a producer is refused. Bytes that name no
@@ -261,21 +250,17 @@ class PulsarTransactions:
         others if the transaction is aborted, and a duplicate if it is committed: whoever commits has all answers.
         Records that are sent in the transaction are another matter, a late one holds readers back: False.
         """
-        if ended.partitions and self._named(ended.storage_transaction).sent_in:
+        if ended.partitions and self._named(ended.storage_transaction)[1]:
             return False
-        existing = [self._find(*partition) for partition in ended.partitions]
-        answers = await asyncio.gather(
-            *(partition.nobody_else_writes(ended.producer_id) for partition in existing if partition is not None)
-        )
-        return all(answers)
+        existing = self._those_of(ended.partitions)
+        return all(await asyncio.gather(*(each.nobody_else_writes(ended.producer_id) for each in existing)))
 
     async def end(self, ended: EndedTransaction) -> None:
         """Commit or abort the Pulsar transaction, so that readers see its records all at once, or never; then watch in
         the background that this has reached its partitions. A transaction that Pulsar does not know counts as ended.
         KopError if Pulsar refuses it or does not answer.
         """
-        named = self._named(ended.storage_transaction)
-        txn = TxnId(named.most, named.least)
+        txn, _ = self._named(ended.storage_transaction)
         try:
             await self._transactions.end(txn, commit=ended.commit)
         except PulsarError as error:
@@ -292,12 +277,11 @@ class PulsarTransactions:
         no fence may be stored later.
         """
         self._begun.pop(txn, None)
-        existing = (self._find(*partition) for partition in ended.partitions)
-        names = [partition.partition_name for partition in existing if partition is not None]
+        names = [each.partition_name for each in self._those_of(ended.partitions)]
         self._ends.ended(txn, names, commit=ended.commit, here=here)
 
     def _ended_before(self, ended: EndedTransaction, txn: TxnId) -> None:
-        self._context.count(Fault.TRANSACTION_ENDS_ENDED_BEFORE)
+        self._context.faults.count(Fault.TRANSACTION_ENDS_ENDED_BEFORE)
         log.info(
             "transactional id %r: Pulsar's transaction %d:%d, which is to be %s, has ended before",
             ended.transactional_id,
@@ -323,9 +307,7 @@ class PulsarTransactions:
     async def close(self) -> None:
         """End the transaction that is kept ready, close the fences' producers, and watch ended transactions no more."""
         await self._ends.close()
-        if self._finding_out is not None:
-            self._finding_out.cancel()
-            await asyncio.gather(self._finding_out, return_exceptions=True)
+        await cancel(self._finding_out)
         ready, self._ready = self._ready, None
         if ready is not None:
             if not ready.done():
@@ -353,23 +335,26 @@ class PulsarTransactions:
             raise PeerError(self.refusal, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
 
     @staticmethod
-    def _named(storage_transaction: bytes) -> EntryTransaction:
+    def _named(storage_transaction: bytes) -> tuple[TxnId, bool]:
+        """Return Pulsar's transaction of that name, and true if each record is sent in it."""
         named = transaction_of(storage_transaction)
         if named is None:
             raise InternalError(f"{storage_transaction.hex()!r} names no transaction of Pulsar")
-        return named
+        return TxnId(named.most, named.least), named.sent_in
 
-    def _existing(self, name: str, partition: int) -> TransactionPartition:
+    def _those_of(self, partitions: Collection[tuple[str, int]]) -> list[PulsarLog]:
+        """Return those of the partitions, by topic name and number, that exist."""
+        return [known for name, index in partitions if (known := self._find(name, index)) is not None]
+
+    def _existing(self, name: str, partition: int) -> PulsarLog:
         existing = self._find(name, partition)
         if existing is None:
             raise PeerError(f"there is no partition {name}-{partition}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         return existing
 
     async def _new(self, ttl_ms: int) -> TxnId:
-        try:
+        with self._context.faults.refusing(Refused.TRANSACTIONS, "cannot begin a transaction"):
             return await self._transactions.new(ttl_ms)
-        except PulsarError as error:
-            raise self._context.faults.refused(error, Refused.TRANSACTIONS, "cannot begin a transaction") from error
 
     async def _take_ready(self) -> TxnId:
         """Return the transaction that is kept ready, or a new one if there is none, or it is more than an hour old;
