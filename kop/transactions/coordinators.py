@@ -15,7 +15,8 @@ from kop.errors import ErrorCode, KopError
 from kop.transactions.machine import Partition
 from kop.transactions.runtime import TransactionCoordinator, VerifiedPartitions
 from kop.wire.messages import AddPartitionsToTxnRequest
-from kop.wire.transaction_state import OWN_TAGS, STORAGE_TRANSACTION
+from kop.wire.primitives import OWN_TAGS
+from kop.wire.transaction_state import STORAGE_TRANSACTION
 
 TOPIC_IDS: Final = OWN_TAGS + 1
 """The tag, in the header of an answer, of the ids of the topics that another broker asked about, in their order; zeros
