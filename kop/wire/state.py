@@ -298,8 +298,8 @@ def encode_group_value(value: GroupMetadataValue, version: int = GROUP_VALUE_VER
         writer.int32(member.session_timeout_ms)
         writer.blob(member.subscription)
         writer.blob(member.assignment)
-        writer.no_tags()
-    writer.no_tags()
+        writer.tags()
+    writer.tags()
     return bytes(writer.out)
 
 

@@ -109,7 +109,7 @@ def encode_transaction_value(value: TransactionValue, version: int = VALUE_VERSI
             writer.count(len(partitions))
             for partition in partitions:
                 writer.int32(partition)
-            writer.no_tags()
+            writer.tags()
     writer.int64(value.last_update_timestamp)
     writer.int64(value.start_timestamp)
     tags = dict(value.own)
