@@ -241,7 +241,7 @@ def _described(gw: Gateway, ctx: Context, group_id: str, asked: bool) -> dict[st
                         group_instance_id=m.instance_id,
                         client_id=m.client_id,
                         client_host=m.client_host,
-                        member_metadata=m.metadata,
+                        member_metadata=m.subscription,
                         member_assignment=m.assignment,
                     )
                     for m in group.members

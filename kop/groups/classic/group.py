@@ -157,7 +157,7 @@ class ClassicGroup:
     def describe(self) -> Description:
         """Return the group as DescribeGroups shows it: metadata and protocol only while it is stable."""
         protocol = self.protocol if self.state is State.STABLE else None
-        members = self.roster.describe(protocol)
+        members = tuple(m.stored(protocol, m.assignment) for m in self.roster)
         return Description(self.group_id, self.state.value, self.protocol_type or "", protocol or "", members)
 
     def check_commit(self, member_id: str, instance_id: str | None, generation: int, now: int) -> ErrorCode:
