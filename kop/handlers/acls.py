@@ -17,7 +17,6 @@ from kop.errors import ErrorCode, KopError, PeerError
 from kop.handlers.access import Need
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
-from kop.handlers.pauses import with_pauses
 from kop.security.acls import WILDCARD, Acl, AclFilter, seen, stored
 from kop.security.records import KeyValue, of_acl
 from kop.security.rights import (
@@ -29,6 +28,7 @@ from kop.security.rights import (
     ResourceType,
 )
 from kop.security.tenants import Space, is_namespace
+from kop.turns import with_pauses
 from kop.wire.messages import Message
 from kop.wire.rows import Response
 

@@ -15,11 +15,11 @@ from kop.errors import KopError, PeerError
 from kop.handlers.access import Need
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
-from kop.handlers.pauses import with_pauses
 from kop.security.quotas import Entity, QuotaKind, check, entity_of, match_of, stored
 from kop.security.records import KeyValue, of_quota
 from kop.security.rights import AclOperation, ResourceType
 from kop.security.tenants import Space
+from kop.turns import with_pauses
 from kop.wire.messages import Message
 from kop.wire.rows import Response
 

@@ -34,10 +34,9 @@ from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.handlers.access import Need
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
-from kop.handlers.pauses import with_pauses
 from kop.security.rights import CLUSTER_NAME, AclOperation, ResourceType
 from kop.storage.base import TopicInfo
-from kop.turns import Turns
+from kop.turns import Turns, with_pauses
 from kop.wire.messages import Message
 from kop.wire.rows import Response
 

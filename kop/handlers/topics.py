@@ -42,9 +42,9 @@ from kop.errors import ErrorCode, KopError, PeerError
 from kop.handlers.access import Need, is_refusal
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
-from kop.handlers.pauses import with_pauses
 from kop.security.rights import AclOperation, ResourceType
 from kop.storage.base import TopicInfo
+from kop.turns import with_pauses
 from kop.wire.messages import Message
 from kop.wire.rows import Response
 

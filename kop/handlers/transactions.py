@@ -25,11 +25,11 @@ from kop.errors import ErrorCode
 from kop.handlers.access import Need, is_refusal
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
-from kop.handlers.pauses import with_pauses
 from kop.security.rights import CLUSTER_NAME, AclOperation, ResourceType
 from kop.storage.base import EPOCH_BUMPED_AT_END
 from kop.transactions.coordinators import TOPIC_IDS
 from kop.transactions.machine import Partition
+from kop.turns import with_pauses
 from kop.wire.primitives import encode_tags
 from kop.wire.rows import Response
 from kop.wire.transaction_state import STORAGE_TRANSACTION

@@ -26,10 +26,10 @@ from kop.handlers.access import Need
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
 from kop.handlers.group_offsets import existing_partitions, is_too_large
-from kop.handlers.pauses import with_pauses
 from kop.security.rights import AclOperation, ResourceType
 from kop.storage.base import TopicInfo
 from kop.transactions.verification import TransactionalProducer
+from kop.turns import with_pauses
 from kop.wire.rows import Response
 
 _ADDS_PARTITION: Final = 5
