@@ -17,7 +17,7 @@ from dataclasses import fields, replace
 from typing import Any, Final, TypeAlias
 
 from kop.errors import ErrorCode, KopError
-from kop.handlers.access import Need, is_refusal
+from kop.handlers.access import Need, is_refusal, named_topics
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
 from kop.security.rights import AclOperation, ResourceType
@@ -182,7 +182,7 @@ APIS = (
         0,
         0,
         describe_producers,
-        (Need(AclOperation.READ, ResourceType.TOPIC, lambda request: [topic.name for topic in request.topics]),),
+        (Need(AclOperation.READ, ResourceType.TOPIC, named_topics),),
         overlaps=True,
         rows=("topics", "topics"),
     ),

@@ -22,7 +22,7 @@ from uuid import UUID
 
 from kop.errors import ErrorCode
 from kop.groups.offsets import Commit
-from kop.handlers.access import Need
+from kop.handlers.access import Need, named_group, named_topics, named_transactional_id
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
 from kop.handlers.group_offsets import existing_partitions, is_too_large
@@ -155,9 +155,9 @@ APIS = (
         5,
         txn_offset_commit,
         (
-            Need(AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, lambda request: (request.transactional_id,)),
-            Need(AclOperation.READ, ResourceType.GROUP, lambda request: (request.group_id,)),
-            Need(AclOperation.READ, ResourceType.TOPIC, lambda request: [topic.name for topic in request.topics]),
+            Need(AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, named_transactional_id),
+            Need(AclOperation.READ, ResourceType.GROUP, named_group),
+            Need(AclOperation.READ, ResourceType.TOPIC, named_topics),
         ),
     ),
 )
