@@ -725,10 +725,6 @@ class GroupCoordinator(Coordinator[Loaded]):
 
     # -- time
 
-    def tick(self) -> None:
-        """Let every group do the work that is due, such as ending sessions. The timer calls it."""
-        self.deadlines.tick()
-
     def expire_sessions(self, group_id: str) -> int:
         """End the session of every member of a group now, as if none had sent a heartbeat, but for members whose
         JoinGroup or SyncGroup waits; return how many ended, 0 if there is no such group.

@@ -510,11 +510,6 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             self.aborted["client"] += 1
         return ProducerIdentity(error) if error else after
 
-    def get(self, transactional_id: str) -> Transaction | None:
-        """Return the present state of a transactional id; None if it is not known here."""
-        entry = self._entries.get(transactional_id)
-        return None if entry is None or entry.transaction.producer_epoch < 0 else entry.transaction
-
     def all(self) -> Sequence[tuple[str, Transaction]]:
         """Return the name and the present state of every transactional id that this broker coordinates."""
         return [
@@ -586,12 +581,6 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             counter_value("kop_transactions_committed", "Committed transactions.", now.committed),
             *ends.collect(),
         )
-
-    def tick(self) -> None:
-        """Let every transactional id do what is due, such as aborting transactions that timed out. The coordinator's
-        timer calls it; to call it early does no harm.
-        """
-        self.deadlines.tick()
 
     async def expire(self) -> None:
         """Forget transactional ids that nobody used for transactional.id.expiration.ms."""
