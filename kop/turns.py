@@ -1,18 +1,31 @@
-"""A bound on how many tasks do the same kind of work at a time, which slow ones among them cannot use up.
+"""Turns of tasks: a bound on how many do the same kind of work at a time, which slow ones among them cannot use up; and
+pauses in the work on long lists, so that the event loop serves others meanwhile.
 
-Owns: the places, and the rule that a slow task gives its place to the next one.
-Must not know: what the tasks do.
+Owns: the places, the rule that a slow task gives its place to the next one, when a pause is due.
+Must not know: what the tasks do, what the lists hold.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, TypeVar
 
 SLOW_SECONDS: Final = 1.0
 """The seconds after which a turn no longer counts: a task that waits for a broker without an answer is no burden."""
+_ITEMS: Final = 100
+"""The number of items of a list from one pause to the next."""
+
+T = TypeVar("T")
+
+
+async def with_pauses(items: Iterable[T]) -> AsyncIterator[T]:
+    """Yield the items; after every hundredth of them the event loop first runs what else is due."""
+    for number, item in enumerate(items, 1):
+        yield item
+        if number % _ITEMS == 0:
+            await asyncio.sleep(0)
 
 
 class Turns:

@@ -32,9 +32,8 @@ from kop.errors import ErrorCode, PeerError
 from kop.records.batch import CODEC_MASK, BatchHeader, Codec, read_header, seal
 from kop.records.validation import TimeLimits, inflated
 from kop.storage.base import Buffer, LogPolicy, TopicInfo
+from kop.values import LONG_MAX
 
-INT_MAX: Final = 2**31 - 1
-LONG_MAX: Final = 2**63 - 1
 ENTRY_FORMAT: Final = "kop.entry.format"
 
 _log = logging.getLogger(__name__)
@@ -613,10 +612,6 @@ class TopicConfigs:
         return TimeLimits(
             self.value(topic, "message.timestamp.before.max.ms"), self.value(topic, "message.timestamp.after.max.ms")
         )
-
-    def max_message_bytes(self, topic: TopicInfo) -> int:
-        """Return the largest record batch that the topic accepts, in bytes."""
-        return self.produce_rules(topic).max_message_bytes
 
     def rows(self, configs: Mapping[str, str]) -> Iterable[ConfigRow]:
         """Yield every config of a topic that has `configs` of its own, each with the value in force and all places that

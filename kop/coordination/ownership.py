@@ -93,7 +93,7 @@ class Ownership(Generic[T]):
         self._load = load
         self._install = install
         self._unload = unload
-        self._closed = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        self.closed = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         """The error for every partition before the topic is open, and after `close`; NONE in between, if each has its
         own.
         """
@@ -113,18 +113,11 @@ class Ownership(Generic[T]):
     # -- what to answer
 
     @property
-    def closed(self) -> ErrorCode:
-        """The error that holds for all partitions alike, at the start and after `close`; NONE if each partition has its
-        own state.
-        """
-        return self._closed
-
-    @property
     def refusal_of_all(self) -> ErrorCode:
         """The error for a request about all keys; NONE if every partition of this broker is served."""
-        if not self._closed and any(state and self._is_ours(partition) for partition, state in enumerate(self._states)):
+        if not self.closed and any(state and self._is_ours(partition) for partition, state in enumerate(self._states)):
             return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-        return self._closed
+        return self.closed
 
     def refusal(self, key: str, *, surely: bool = False) -> ErrorCode:
         """Return NONE if the partition of `key` is served here, else the error for the client.
@@ -134,14 +127,14 @@ class Ownership(Generic[T]):
         While the live brokers are not known every answer is handled so: a broker that was stopped for a while may have
         been replaced.
         """
-        return self._closed or self.refusal_of_partition(self._log.partition_of(key), surely=surely)
+        return self.closed or self.refusal_of_partition(self._log.partition_of(key), surely=surely)
 
     def refusal_of_partition(self, partition: int, *, surely: bool = False) -> ErrorCode:
         """Return NONE if this partition of the state topic is served here, else the error for the client as `refusal`
         does; NOT_COORDINATOR for a number that does not exist.
         """
-        if self._closed:
-            return self._closed
+        if self.closed:
+            return self.closed
         if not 0 <= partition < len(self._states):
             return ErrorCode.NOT_COORDINATOR
         if (surely or not self._brokers.brokers_fresh) and self._is_in_doubt(partition):
@@ -152,7 +145,7 @@ class Ownership(Generic[T]):
         """Return those partitions of these keys that are served here and in doubt: another broker may have taken them
         over meanwhile. Empty before the topic is open, and after `close`.
         """
-        partitions = () if self._closed else map(self._log.partition_of, keys)
+        partitions = () if self.closed else map(self._log.partition_of, keys)
         return set(filter(self._is_in_doubt, partitions))
 
     async def verify(self, partitions: Collection[int]) -> None:
@@ -170,7 +163,7 @@ class Ownership(Generic[T]):
     @property
     def waiting_for(self) -> str | None:
         """One line for operators about the partitions of this broker that are not served, and why; None if all are."""
-        if self._closed == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+        if self.closed == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
             return f"the topic {self._log.name} is being opened"
         missing = [index for index, state in enumerate(self._states) if state and self._is_ours(index)]
         if not missing:
@@ -191,7 +184,7 @@ class Ownership(Generic[T]):
         await retried(f"open the topic {self._log.name}", self._log.open, passes=passes, seconds=_OPEN_SECONDS)
         self._states = [ErrorCode.NOT_COORDINATOR] * self._log.partitions
         self._terms = [0] * self._log.partitions
-        self._closed = ErrorCode.NONE
+        self.closed = ErrorCode.NONE
         self._confirming = asyncio.get_running_loop().create_task(
             repeat(
                 f"the question who leads {self._log.name}",
@@ -213,7 +206,7 @@ class Ownership(Generic[T]):
 
     def close(self) -> None:
         """Refuse every request with COORDINATOR_NOT_AVAILABLE from now on."""
-        self._closed = ErrorCode.COORDINATOR_NOT_AVAILABLE
+        self.closed = ErrorCode.COORDINATOR_NOT_AVAILABLE
 
     async def stop(self) -> None:
         """Refuse all requests, hand what is queued to storage, and give every partition's lead back."""

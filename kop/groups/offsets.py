@@ -20,12 +20,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 from uuid import UUID
 
 from kop.cluster.client_topics import ClientTopics
 from kop.coordination.state_log import KeyValue, StateLog, Written
 from kop.errors import ErrorCode
+from kop.groups.classic.group import ClassicGroup
 from kop.wire.state import (
     OffsetCommitValue,
     PendingOffsetKey,
@@ -49,19 +50,6 @@ WRITE_BYTES: Final = 512 * 1024
 """The most bytes of one write that ends a transaction or deletes offsets. Any storage takes that much at once, so that
 no part of it can be stored alone.
 """
-
-
-class OffsetExpiry(Protocol):
-    """The part of a group that decides about the expiry of its offsets, whatever the group's protocol."""
-
-    @property
-    def offsets_age_since(self) -> int | None:
-        """The moment from which the group's offsets age, in ms since the epoch; -1: each from its commit; None: they do
-        not age.
-        """
-
-    def is_subscribed_to(self, topic: str) -> bool:
-        """Return true if offsets of `topic` do not expire because members consume it, or may do so."""
 
 
 class Commit(NamedTuple):
@@ -280,7 +268,7 @@ class GroupOffsets:
                 records.append((encode_key(PendingOffsetKey(group_id, topic, partition, producer_id)), None))
             yield key, records
 
-    def expired(self, group: OffsetExpiry, now: int, retention_ms: int) -> list[Key]:
+    def expired(self, group: ClassicGroup, now: int, retention_ms: int) -> list[Key]:
         """Return the partitions whose offsets have expired at `now`, in ms since the epoch.
 
         Offsets of topics that members consume do not expire, nor those that are being written, or of which a

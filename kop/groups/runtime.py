@@ -49,6 +49,7 @@ from kop.groups.offsets import Commit, GroupOffsets, Key, OffsetStore
 from kop.groups.settings import GroupSettings
 from kop.metrics import gauge_family, gauge_value
 from kop.storage.base import Engine, TopicInfo
+from kop.turns import with_pauses
 from kop.wire.state import (
     GroupMetadataKey,
     GroupMetadataValue,
@@ -70,8 +71,6 @@ ResultOrFuture: TypeAlias = T | asyncio.Future[T]
 Loaded: TypeAlias = dict[str, tuple[ClassicGroup, GroupOffsets]]
 """The type of what a partition of `__offsets` holds: its groups and their offsets, by the groups' ids."""
 
-_EXPIRY_SLICE: Final = 200
-"""The number of groups whose offsets are checked for expiry before other work of the event loop gets its turn."""
 KEPT_GROUPS: Final = "__kop."
 """The prefix of groups in which kop's own tools keep their progress (`__kop.spark.*`): their offsets never expire."""
 _log = logging.getLogger(__name__)
@@ -726,10 +725,6 @@ class GroupCoordinator(Coordinator[Loaded]):
 
     # -- time
 
-    def tick(self) -> None:
-        """Let every group do the work that is due, such as ending sessions. The timer calls it."""
-        self.deadlines.tick()
-
     def expire_sessions(self, group_id: str) -> int:
         """End the session of every member of a group now, as if none had sent a heartbeat, but for members whose
         JoinGroup or SyncGroup waits; return how many ended, 0 if there is no such group.
@@ -755,9 +750,7 @@ class GroupCoordinator(Coordinator[Loaded]):
         have neither members nor offsets. Both are logged.
         """
         retention_ms = self.settings.offsets_retention_minutes * 60_000
-        for index, entry in enumerate(list(self._entries.values())):
-            if index % _EXPIRY_SLICE == _EXPIRY_SLICE - 1:
-                await asyncio.sleep(0)
+        async for entry in with_pauses(list(self._entries.values())):
             group = entry.group
             if self.ownership.closed or self._entries.get(group.group_id) is not entry:
                 continue

@@ -124,6 +124,21 @@ class Need(NamedTuple):
     """
 
 
+def named_group(request: Any) -> Iterable[str]:
+    """Return the one group that a request names, for a `Need`."""
+    return (request.group_id,)
+
+
+def named_transactional_id(request: Any) -> Iterable[str]:
+    """Return the one transactional id that a request names, for a `Need`."""
+    return (request.transactional_id,)
+
+
+def named_topics(request: Any) -> Iterable[str]:
+    """Return the names of the topics in a request, for a `Need`."""
+    return [topic.name for topic in request.topics]
+
+
 class AccessControl:
     """The access control of one gateway: it resolves the names in requests and decides what their clients may do."""
 

@@ -9,15 +9,14 @@ type of the resource has not. Clients of a tenant make and see those of their na
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any, Final, TypeVar
 
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.handlers.access import Need
-from kop.handlers.api import Api, Context
+from kop.handlers.api import Api, Context, error_fields
 from kop.handlers.gateway import Gateway
-from kop.handlers.pauses import with_pauses
 from kop.security.acls import WILDCARD, Acl, AclFilter, seen, stored
 from kop.security.records import KeyValue, of_acl
 from kop.security.rights import (
@@ -29,6 +28,7 @@ from kop.security.rights import (
     ResourceType,
 )
 from kop.security.tenants import Space, is_namespace
+from kop.turns import with_pauses
 from kop.wire.messages import Message
 from kop.wire.rows import Response
 
@@ -74,7 +74,7 @@ async def create_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
     """
     refusal = _refusal(gw, ctx)
     if refusal is not None:
-        return ctx.response(results=[_error(refusal) for _ in request.creations])
+        return ctx.response(results=[error_fields(refusal) for _ in request.creations])
     wanted = [_created(gw, ctx, creation) async for creation in with_pauses(request.creations)]
     acls, most = gw.security.acls, gw.security_settings.kop_security_max_acls
     new: list[Acl] = []
@@ -88,12 +88,12 @@ async def create_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
         del new[room:]
         return [of_acl(acl) for acl in new]
 
-    failure = await _written(gw, decide)
+    failure = await gw.change_security(decide)
     _audit(gw, ctx, "CREATE", new, failure)
     full = PeerError(f"There are {most} ACLs, and kop.security.max.acls allows no more")
     return ctx.response(
         results=[
-            _error(each if isinstance(each, KopError) else failure or (full if each in too_many else None), "")
+            error_fields(each if isinstance(each, KopError) else failure or (full if each in too_many else None), "")
             for each in wanted
         ]
     )
@@ -105,7 +105,7 @@ async def delete_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
     """
     refusal = _refusal(gw, ctx)
     if refusal is not None:
-        return ctx.response(filter_results=[_error(refusal) | dict(matching_acls=[]) for _ in request.filters])
+        return ctx.response(filter_results=[error_fields(refusal) | dict(matching_acls=[]) for _ in request.filters])
     acls, most = gw.security.acls, gw.security_settings.kop_security_max_acls
     room, space = max(most, len(acls)), ctx.conn.space
     described: list[list[Acl] | KopError] = []
@@ -126,13 +126,13 @@ async def delete_acls(gw: Gateway, ctx: Context, request: Message) -> Response:
         doomed[:] = [[] if isinstance(each, KopError) else [acl for acl in each if acl in acls] for each in described]
         return [of_acl(acl, present=False) for acl in dict.fromkeys(acl for some in doomed for acl in some)]
 
-    failure = await _written(gw, decide)
+    failure = await gw.change_security(decide)
     _audit(gw, ctx, "DELETE", dict.fromkeys(acl for some in doomed for acl in some), failure)
     results = []
     for index, which in enumerate(described):
         refused = which if isinstance(which, KopError) else failure
         gone = [_deleted(seen(acl, space) or acl) for acl in doomed[index]] if refused is None else []
-        results.append(_error(refused) | dict(matching_acls=gone))
+        results.append(error_fields(refused) | dict(matching_acls=gone))
     return ctx.response(filter_results=results)
 
 
@@ -142,14 +142,6 @@ def _refusal(gw: Gateway, ctx: Context) -> KopError | None:
         return PeerError(_NO_AUTHORIZER, ErrorCode.SECURITY_DISABLED)
     if denied := ctx.namespace(AclOperation.ALTER):
         return PeerError(ctx.cluster_denial, denied)
-    return None
-
-
-async def _written(gw: Gateway, decide: Callable[[], Sequence[KeyValue]]) -> KopError | None:
-    try:
-        await gw.security.write(decide)
-    except KopError as error:
-        return error.fresh_copy()
     return None
 
 
@@ -165,12 +157,6 @@ def _audit(gw: Gateway, ctx: Context, operation: str, changed: Iterable[Acl], fa
             permission=acl.permission.name,
         )
         gw.audit.changed(ctx.conn, operation, "ACL", acl.name, details, failure)
-
-
-def _error(error: KopError | None, no_error: str | None = None) -> dict[str, Any]:
-    if error is None:
-        return dict(error_code=0, error_message=no_error)
-    return dict(error_code=error.code, error_message=error.message)
 
 
 def _deleted(acl: Acl) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from uuid import UUID
 
 from kop.coordination.peers import broker_of
-from kop.errors import ErrorCode, PeerError
+from kop.errors import ErrorCode, KopError, PeerError
 from kop.handlers.access import ANONYMOUS, AccessControl, Need
 from kop.handlers.cold_reads import ColdReads
 from kop.metrics import Latencies
@@ -256,6 +256,13 @@ def broker_that_asks(access: AccessControl, conn: ConnectionInfo, client_id: str
     if broker is None or not access.may(conn, AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER):
         return None
     return broker
+
+
+def error_fields(error: KopError | None, no_error: str | None = None) -> dict[str, Any]:
+    """Return the fields of a row that tell an error: its code and its text, or 0 and `no_error` if there is none."""
+    if error is None:
+        return dict(error_code=0, error_message=no_error)
+    return dict(error_code=error.code, error_message=error.message)
 
 
 class AnswerTaker(Protocol):

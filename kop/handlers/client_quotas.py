@@ -13,13 +13,13 @@ from typing import Any
 
 from kop.errors import KopError, PeerError
 from kop.handlers.access import Need
-from kop.handlers.api import Api, Context
+from kop.handlers.api import Api, Context, error_fields
 from kop.handlers.gateway import Gateway
-from kop.handlers.pauses import with_pauses
 from kop.security.quotas import Entity, QuotaKind, check, entity_of, match_of, stored
 from kop.security.records import KeyValue, of_quota
 from kop.security.rights import AclOperation, ResourceType
 from kop.security.tenants import Space
+from kop.turns import with_pauses
 from kop.wire.messages import Message
 from kop.wire.rows import Response
 
@@ -90,21 +90,14 @@ async def alter_quotas(gw: Gateway, ctx: Context, request: Message) -> Response:
     if request.validate_only or all(isinstance(each, KopError) for each in wanted):
         decide()
     else:
-        failure: KopError | None = None
-        try:
-            await gw.security.write(decide)
-        except KopError as error:
-            failure = error.fresh_copy()
+        failure = await gw.change_security(decide)
         _tell(gw, ctx, made, failure)
         if failure is not None:
             answers = {place: answers.get(place) or failure for place in range(len(wanted))}
     return ctx.response(
         entries=[
-            dict(
-                error_code=0 if error is None else error.code,
-                error_message=None if error is None else error.message,
-                entity=[dict(entity_type=part.entity_type, entity_name=part.entity_name) for part in entry.entity],
-            )
+            error_fields(error)
+            | dict(entity=[dict(entity_type=part.entity_type, entity_name=part.entity_name) for part in entry.entity])
             for entry, error in zip(request.entries, (answers[place] for place in range(len(wanted))), strict=True)
         ]
     )

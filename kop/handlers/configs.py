@@ -32,12 +32,11 @@ from kop.cluster.broker_configs import DYNAMIC
 from kop.cluster.topic_configs import TOPIC_CONFIGS, ConfigRow, ConfigType, Origin, Source, split_list
 from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.handlers.access import Need
-from kop.handlers.api import Api, Context
+from kop.handlers.api import Api, Context, error_fields
 from kop.handlers.gateway import Gateway
-from kop.handlers.pauses import with_pauses
 from kop.security.rights import CLUSTER_NAME, AclOperation, ResourceType
 from kop.storage.base import TopicInfo
-from kop.turns import Turns
+from kop.turns import Turns, with_pauses
 from kop.wire.messages import Message
 from kop.wire.rows import Response
 
@@ -101,9 +100,8 @@ async def describe_configs(gw: Gateway, ctx: Context, request: Message) -> Respo
             error = failure
         keys = set(resource.configuration_keys or ())
         results.append(
-            dict(
-                error_code=error.code if error is not None else 0,
-                error_message=error.message if error is not None else "",
+            error_fields(error, "")
+            | dict(
                 resource_type=resource.resource_type,
                 resource_name=resource.resource_name,
                 configs=[_row(ctx.version, request, row) for row in rows if not keys or row.name in keys],

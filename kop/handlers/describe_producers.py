@@ -13,15 +13,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
 from typing import Any, Final, TypeAlias
 
 from kop.errors import ErrorCode, KopError
-from kop.handlers.access import Need, is_refusal
+from kop.handlers.access import Need, is_refusal, named_topics
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
 from kop.security.rights import AclOperation, ResourceType
 from kop.storage.base import ProducerView
 from kop.transactions.machine import Transaction
+from kop.turns import with_pauses
 from kop.wire.messages import DescribeProducersRequest, Message
 from kop.wire.rows import Response
 from kop.wire.transaction_state import TransactionStatus
@@ -35,8 +37,8 @@ _Producers: TypeAlias = Mapping[_Partition, list[ProducerView]]
 _Transactions: TypeAlias = Mapping[_Partition, list[Transaction]]
 _WITHOUT_END: Final = (TransactionStatus.ONGOING, TransactionStatus.PREPARE_COMMIT, TransactionStatus.PREPARE_ABORT)
 _NO_SEQUENCE: Final = -1
-_SLICE: Final = 500
-"""The number of transactional ids that are looked at before other work of the event loop gets its turn."""
+_FIELDS: Final = tuple(field.name for field in fields(ProducerView))
+"""The fields of a producer, whose names are those of the schema."""
 
 
 async def describe_producers(gw: Gateway, ctx: Context, request: Message) -> Response:
@@ -74,9 +76,7 @@ async def _coordinated(gw: Gateway) -> _Transactions | KopError:
     transactions, error = gw.transactions.listed()
     if error:
         return KopError("transactional ids are still being loaded", error)
-    for index, (_, transaction) in enumerate(transactions):
-        if index % _SLICE == _SLICE - 1:
-            await asyncio.sleep(0)
+    async for _, transaction in with_pauses(transactions):
         if transaction.status in _WITHOUT_END:
             for partition in transaction.partitions:
                 by_partition.setdefault(partition, []).append(transaction)
@@ -98,15 +98,7 @@ async def _of_broker(gw: Gateway, broker_id: int, request: Message) -> _Producer
         return error
     return {
         (topic.name, part.partition_index): [
-            ProducerView(
-                producer.producer_id,
-                producer.producer_epoch,
-                producer.last_sequence,
-                producer.last_timestamp,
-                producer.current_txn_start_offset,
-                producer.coordinator_epoch,
-            )
-            for producer in part.active_producers
+            ProducerView(**{field: getattr(producer, field) for field in _FIELDS}) for producer in part.active_producers
         ]
         for topic in answer.message.topics
         for part in topic.partitions
@@ -153,17 +145,7 @@ def _row(
         partition_index=index,
         error_code=code,
         error_message=message,
-        active_producers=[
-            dict(
-                producer_id=producer.producer_id,
-                producer_epoch=producer.producer_epoch,
-                last_sequence=producer.last_sequence,
-                last_timestamp=producer.last_timestamp,
-                coordinator_epoch=producer.coordinator_epoch,
-                current_txn_start_offset=producer.current_txn_start_offset,
-            )
-            for producer in producers
-        ],
+        active_producers=[{field: getattr(producer, field) for field in _FIELDS} for producer in producers],
     )
 
 
@@ -186,14 +168,7 @@ def merged(*of_brokers: Iterable[ProducerView]) -> list[ProducerView]:
                 for each in (earlier, view)
                 if each.producer_epoch == last.producer_epoch and each.current_txn_start_offset >= 0
             ]
-            by_producer_id[view.producer_id] = ProducerView(
-                last.producer_id,
-                last.producer_epoch,
-                last.last_sequence,
-                last.last_timestamp,
-                min(begun, default=-1),
-                last.coordinator_epoch,
-            )
+            by_producer_id[view.producer_id] = replace(last, current_txn_start_offset=min(begun, default=-1))
     return [by_producer_id[producer_id] for producer_id in sorted(by_producer_id)]
 
 
@@ -207,7 +182,7 @@ APIS = (
         0,
         0,
         describe_producers,
-        (Need(AclOperation.READ, ResourceType.TOPIC, lambda request: [topic.name for topic in request.topics]),),
+        (Need(AclOperation.READ, ResourceType.TOPIC, named_topics),),
         overlaps=True,
         rows=("topics", "topics"),
     ),

@@ -6,7 +6,7 @@ Must not know: sockets, which engine serves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,7 +16,7 @@ from kop.cluster.cluster_view import ClusterView
 from kop.cluster.producer_ids import ProducerIds
 from kop.cluster.topic_configs import TopicConfigs
 from kop.coordination.peers import Peers
-from kop.errors import InternalError
+from kop.errors import InternalError, KopError
 from kop.groups.runtime import GroupCoordinator
 from kop.handlers.access import AccessControl
 from kop.handlers.api import Api
@@ -32,6 +32,7 @@ from kop.security.audit import Audit
 from kop.security.authorizer import AclAuthorizer
 from kop.security.delegation_tokens import TokenIssuer
 from kop.security.grants import GrantsAuthorizer
+from kop.security.records import KeyValue
 from kop.security.settings import PULSAR_AUTHORIZER, STANDARD_AUTHORIZER, SecuritySettings, principals_of
 from kop.security.state import SecurityState
 from kop.security.throttling import Throttling
@@ -131,6 +132,14 @@ class Gateway:
         )
         self.produce_targets = ProduceTargets(self.access, self.topics, self.topic_configs)
         self.direct_produce = DirectProduce(self.access, self.produce_targets, self.metrics)
+
+    async def change_security(self, decide: Callable[[], Sequence[KeyValue]]) -> KopError | None:
+        """Write records of users, ACLs or quotas as `SecurityState.write` does; return the error if that has failed."""
+        try:
+            await self.security.write(decide)
+        except KopError as error:
+            return error.fresh_copy()
+        return None
 
     async def close(self) -> None:
         """Stop the work in the background that handlers have begun: the making of topics that clients asked for."""

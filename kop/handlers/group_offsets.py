@@ -27,7 +27,7 @@ from uuid import UUID
 
 from kop.errors import BackendError, ErrorCode
 from kop.groups.offsets import Commit
-from kop.handlers.access import Need, is_refusal
+from kop.handlers.access import Need, is_refusal, named_group, named_topics
 from kop.handlers.api import Api, Context, Later
 from kop.handlers.gateway import Gateway
 from kop.security.rights import AclOperation, ResourceType
@@ -233,16 +233,8 @@ async def offset_delete(gw: Gateway, ctx: Context, request: Any) -> Response:
     return ctx.response(error_code=0, topics=[dict(name=name, partitions=parts) for name, parts in rows.items()])
 
 
-def _group(request: Any) -> Iterable[str]:
-    return (request.group_id,)
-
-
 def _topics(request: Any) -> Iterable[str | UUID | None]:
     return [topic.topic_id if topic.topic_id is not None else topic.name for topic in request.topics]
-
-
-def _names(request: Any) -> Iterable[str]:
-    return [topic.name for topic in request.topics]
 
 
 def _fetched_groups(request: Any) -> Iterable[str]:
@@ -262,7 +254,7 @@ APIS = (
         10,
         offset_commit,
         (
-            Need(AclOperation.READ, ResourceType.GROUP, _group),
+            Need(AclOperation.READ, ResourceType.GROUP, named_group),
             Need(AclOperation.READ, ResourceType.TOPIC, _topics),
         ),
         decode=parse,
@@ -288,8 +280,8 @@ APIS = (
         0,
         offset_delete,
         (
-            Need(AclOperation.DELETE, ResourceType.GROUP, _group, whole=True),
-            Need(AclOperation.READ, ResourceType.TOPIC, _names),
+            Need(AclOperation.DELETE, ResourceType.GROUP, named_group, whole=True),
+            Need(AclOperation.READ, ResourceType.TOPIC, named_topics),
         ),
     ),
 )

@@ -35,7 +35,7 @@ from kop.groups.classic.messages import (
     SyncRequest,
     SyncResult,
 )
-from kop.handlers.access import Need
+from kop.handlers.access import Need, named_group
 from kop.handlers.api import Api, Context, InTask, Later
 from kop.handlers.gateway import Gateway
 from kop.security.rights import AclOperation, ResourceType
@@ -241,7 +241,7 @@ def _described(gw: Gateway, ctx: Context, group_id: str, asked: bool) -> dict[st
                         group_instance_id=m.instance_id,
                         client_id=m.client_id,
                         client_host=m.client_host,
-                        member_metadata=m.metadata,
+                        member_metadata=m.subscription,
                         member_assignment=m.assignment,
                     )
                     for m in group.members
@@ -305,10 +305,6 @@ async def delete_groups(gw: Gateway, ctx: Context, request: Any) -> Response:
     )
 
 
-def _group(request: Any) -> Iterable[str]:
-    return (request.group_id,)
-
-
 def _coordinated(key_type: int) -> Any:
     def keys(request: Any) -> Iterable[str]:
         if _key_type(request) != key_type:
@@ -318,7 +314,7 @@ def _coordinated(key_type: int) -> Any:
     return keys
 
 
-_READ = (Need(AclOperation.READ, ResourceType.GROUP, _group, whole=True),)
+_READ = (Need(AclOperation.READ, ResourceType.GROUP, named_group, whole=True),)
 
 APIS = (
     Api(

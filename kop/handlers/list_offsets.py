@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from kop.errors import ErrorCode, KopError
-from kop.handlers.access import Need, is_refusal
+from kop.handlers.access import Need, is_refusal, named_topics
 from kop.handlers.api import Api, Context, InTask
 from kop.handlers.gateway import Gateway
 from kop.handlers.in_time import ANSWER_SECONDS, all_in_time
@@ -258,7 +258,7 @@ APIS = (
         1,
         11,
         list_offsets,
-        (Need(AclOperation.DESCRIBE, ResourceType.TOPIC, lambda request: [topic.name for topic in request.topics]),),
+        (Need(AclOperation.DESCRIBE, ResourceType.TOPIC, named_topics),),
         rows=("topics", "topics"),
     ),
     Api(

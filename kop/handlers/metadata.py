@@ -31,7 +31,7 @@ from uuid import UUID
 from kop.cluster.client_topics import RESERVED
 from kop.errors import ErrorCode
 from kop.handlers import auto_creation
-from kop.handlers.access import Need, is_refusal
+from kop.handlers.access import Need, is_refusal, named_topics
 from kop.handlers.api import Api, Context, Frame, InTask, undecoded
 from kop.handlers.gateway import Gateway
 from kop.handlers.topic_limits import InMaking
@@ -392,6 +392,6 @@ APIS = (
         0,
         0,
         describe_topic_partitions,
-        (Need(AclOperation.DESCRIBE, ResourceType.TOPIC, lambda request: [topic.name for topic in request.topics]),),
+        (Need(AclOperation.DESCRIBE, ResourceType.TOPIC, named_topics),),
     ),
 )

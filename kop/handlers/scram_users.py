@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.handlers.access import Need
-from kop.handlers.api import Api, Context
+from kop.handlers.api import Api, Context, error_fields
 from kop.handlers.gateway import Gateway
 from kop.security.records import KeyValue, of_user
 from kop.security.rights import AclOperation, ResourceType
@@ -74,14 +74,7 @@ async def alter_credentials(gw: Gateway, ctx: Context, request: Message) -> Resp
         errors = dict.fromkeys(errors, PeerError(ctx.cluster_denial, denied))
     else:
         await _alter(gw, ctx, changes, errors)
-    return ctx.response(
-        results=[
-            dict(user=name, error_code=error.code, error_message=error.message)
-            if error is not None
-            else dict(user=name, error_code=0, error_message=None)
-            for name, error in errors.items()
-        ]
-    )
+    return ctx.response(results=[dict(user=name) | error_fields(error) for name, error in errors.items()])
 
 
 async def _alter(gw: Gateway, ctx: Context, changes: Sequence[_Change], errors: dict[str, KopError | None]) -> None:
@@ -124,13 +117,9 @@ async def _alter(gw: Gateway, ctx: Context, changes: Sequence[_Change], errors: 
                 records.append(of_user(name, mechanism, _credential(mechanism, change.upsertion)))
         return records
 
-    failure: KopError | None = None
-    try:
-        await gw.security.write(decide)
-    except KopError as error:
-        failure = error.fresh_copy()
-        for name, refusal in errors.items():
-            errors[name] = refusal or failure
+    failure = await gw.change_security(decide)
+    for name, refusal in errors.items():
+        errors[name] = refusal or failure
     for change in made:
         operation, mechanism = "DELETE" if change.upsertion is None else "SET", Mechanism(change.mechanism)
         gw.audit.changed(ctx.conn, operation, "USER", change.name, dict(mechanism=mechanism.text), failure)

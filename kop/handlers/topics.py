@@ -39,12 +39,12 @@ from uuid import UUID
 
 from kop.cluster.client_topics import RESERVED
 from kop.errors import ErrorCode, KopError, PeerError
-from kop.handlers.access import Need, is_refusal
+from kop.handlers.access import Need, is_refusal, named_topics
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
-from kop.handlers.pauses import with_pauses
 from kop.security.rights import AclOperation, ResourceType
 from kop.storage.base import TopicInfo
+from kop.turns import with_pauses
 from kop.wire.messages import Message
 from kop.wire.rows import Response
 
@@ -440,10 +440,6 @@ async def _truncate(gw: Gateway, ctx: Context, name: str, index: int, offset: in
         return error.code, -1
 
 
-def _names(request: Any) -> Iterable[str]:
-    return [topic.name for topic in request.topics]
-
-
 def _to_be_deleted(request: Any) -> Iterable[str | UUID | None]:
     return [
         *(topic.name if topic.topic_id is None else topic.topic_id for topic in request.topics), *request.topic_names
@@ -458,7 +454,7 @@ APIS: tuple[Api, ...] = (
         create_topics,
         (
             Need(AclOperation.CREATE, ResourceType.CLUSTER),
-            Need(AclOperation.CREATE, ResourceType.TOPIC, _names),
+            Need(AclOperation.CREATE, ResourceType.TOPIC, named_topics),
             Need(AclOperation.DESCRIBE_CONFIGS, ResourceType.TOPIC),
         ),
     ),
@@ -472,6 +468,13 @@ APIS: tuple[Api, ...] = (
             Need(AclOperation.DELETE, ResourceType.TOPIC, _to_be_deleted),
         ),
     ),
-    Api(21, 0, 2, delete_records, (Need(AclOperation.DELETE, ResourceType.TOPIC, _names),), rows=("topics", "topics")),
-    Api(37, 0, 3, create_partitions, (Need(AclOperation.ALTER, ResourceType.TOPIC, _names),)),
+    Api(
+        21,
+        0,
+        2,
+        delete_records,
+        (Need(AclOperation.DELETE, ResourceType.TOPIC, named_topics),),
+        rows=("topics", "topics"),
+    ),
+    Api(37, 0, 3, create_partitions, (Need(AclOperation.ALTER, ResourceType.TOPIC, named_topics),)),
 )

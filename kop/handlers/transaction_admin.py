@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Any, Final
 
@@ -24,11 +23,10 @@ from kop.handlers.api_versions import LATEST, TRANSACTION_VERSION
 from kop.handlers.gateway import Gateway
 from kop.security.rights import AclOperation, ResourceType
 from kop.transactions.machine import Transaction
+from kop.turns import with_pauses
 from kop.wire.rows import Response
 from kop.wire.transaction_state import TransactionStatus
 
-_LIST_SLICE: Final = 500
-"""The number of transactional ids that are looked at before other work of the event loop gets its turn."""
 _PATTERN_BYTES: Final = 1 << 20
 """The most memory in bytes that a compiled pattern of ListTransactions may take."""
 
@@ -105,9 +103,7 @@ async def list_transactions(gw: Gateway, ctx: Context, request: Any) -> Response
     ctx.access.check_known(ctx.conn, ResourceType.TRANSACTIONAL_ID)
     known, error = gw.transactions.listed()
     rows = []
-    for index, (transactional_id, transaction) in enumerate(known):
-        if index % _LIST_SLICE == _LIST_SLICE - 1:
-            await asyncio.sleep(0)
+    async for transactional_id, transaction in with_pauses(known):
         if passes(transactional_id, transaction):
             rows.append((transactional_id, transaction))
     return _listing(ctx, error, sorted(states - labels), rows)

@@ -22,14 +22,14 @@ from uuid import UUID
 
 from kop.cluster.client_topics import KAFKA_OFFSETS_TOPIC
 from kop.errors import ErrorCode
-from kop.handlers.access import Need, is_refusal
+from kop.handlers.access import Need, is_refusal, named_group, named_transactional_id
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
-from kop.handlers.pauses import with_pauses
 from kop.security.rights import CLUSTER_NAME, AclOperation, ResourceType
 from kop.storage.base import EPOCH_BUMPED_AT_END
 from kop.transactions.coordinators import TOPIC_IDS
 from kop.transactions.machine import Partition
+from kop.turns import with_pauses
 from kop.wire.primitives import encode_tags
 from kop.wire.rows import Response
 from kop.wire.transaction_state import STORAGE_TRANSACTION
@@ -210,10 +210,6 @@ async def end_txn(gw: Gateway, ctx: Context, request: Any) -> Response:
     return ctx.response(error_code=code, producer_id=identity.producer_id, producer_epoch=identity.producer_epoch)
 
 
-def _transactional_id(request: Any) -> tuple[str]:
-    return (request.transactional_id,)
-
-
 def _added_by_client(request: Any) -> Any:
     return (request.v3_and_below_transactional_id,) if request.API_VERSION < _BATCHED else ()
 
@@ -232,7 +228,7 @@ def _is_of_broker(request: Any) -> Any:
     return () if request.API_VERSION < _BATCHED else (CLUSTER_NAME,)
 
 
-_WRITE = Need(AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, _transactional_id, whole=True)
+_WRITE = Need(AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, named_transactional_id, whole=True)
 
 APIS = (
     Api(
@@ -255,7 +251,7 @@ APIS = (
         add_offsets_to_txn,
         (
             _WRITE,
-            Need(AclOperation.READ, ResourceType.GROUP, lambda request: (request.group_id,), whole=True),
+            Need(AclOperation.READ, ResourceType.GROUP, named_group, whole=True),
         ),
     ),
     Api(26, 0, 5, end_txn, (_WRITE,)),

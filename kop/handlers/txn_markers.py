@@ -19,9 +19,9 @@ from kop.errors import ErrorCode, KopError
 from kop.handlers.access import Need
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
-from kop.handlers.pauses import with_pauses
 from kop.security.rights import AclOperation, ResourceType
 from kop.storage.base import EPOCH_BUMPED_AT_END, MarkedLog, TopicInfo
+from kop.turns import with_pauses
 from kop.wire.rows import Response
 from kop.wire.transaction_state import STORAGE_TRANSACTION
 

@@ -22,14 +22,14 @@ from uuid import UUID
 
 from kop.errors import ErrorCode
 from kop.groups.offsets import Commit
-from kop.handlers.access import Need
+from kop.handlers.access import Need, named_group, named_topics, named_transactional_id
 from kop.handlers.api import Api, Context
 from kop.handlers.gateway import Gateway
 from kop.handlers.group_offsets import existing_partitions, is_too_large
-from kop.handlers.pauses import with_pauses
 from kop.security.rights import AclOperation, ResourceType
 from kop.storage.base import TopicInfo
 from kop.transactions.verification import TransactionalProducer
+from kop.turns import with_pauses
 from kop.wire.rows import Response
 
 _ADDS_PARTITION: Final = 5
@@ -155,9 +155,9 @@ APIS = (
         5,
         txn_offset_commit,
         (
-            Need(AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, lambda request: (request.transactional_id,)),
-            Need(AclOperation.READ, ResourceType.GROUP, lambda request: (request.group_id,)),
-            Need(AclOperation.READ, ResourceType.TOPIC, lambda request: [topic.name for topic in request.topics]),
+            Need(AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, named_transactional_id),
+            Need(AclOperation.READ, ResourceType.GROUP, named_group),
+            Need(AclOperation.READ, ResourceType.TOPIC, named_topics),
         ),
     ),
 )

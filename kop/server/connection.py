@@ -107,7 +107,6 @@ class ClientConnection(asyncio.BufferedProtocol):
     """One client connection, as asyncio's protocol object."""
 
     __slots__ = (
-        "_charged",
         "_ended",
         "_feeding",
         "_flushing",
@@ -131,6 +130,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         "_transport",
         "_turn_ends",
         "_unread",
+        "charged",
         "closing_since",
         "info",
         "last_active",
@@ -181,7 +181,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._polling = False
         self._pending_bytes = 0
         self._unread = 0
-        self._charged = 0
+        self.charged = 0
+        """The bytes that this connection holds, which count against the memory limit of all."""
 
     # --- asyncio's side
 
@@ -591,11 +592,11 @@ class ClientConnection(asyncio.BufferedProtocol):
     # --- memory
 
     def _charge(self, size: int) -> None:
-        self._charged += size
+        self.charged += size
         self._memory.used += size
 
     def _discharge(self, size: int) -> None:
-        self._charged -= size
+        self.charged -= size
         self._memory.used -= size
         self._memory.freed()
 
@@ -625,11 +626,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         """The loop's time at which the incomplete frame began; 0 if there is none."""
         return 0.0 if self._frames.incomplete is None else self._frames.incomplete.since
 
-    @property
-    def charged(self) -> int:
-        """The bytes that this connection holds, which count against the memory limit of all."""
-        return self._charged
-
     def stuck(self) -> bool:
         """Return true if the connection holds memory and nothing has moved since the last call, for a reason that lies
         with its peer.
@@ -637,7 +633,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         mark = (self.last_active, self.unsent, 0 if self._transport is None else in_system(self._transport))
         moved, self._mark = mark != self._mark, mark
         ours = self._starved or self._hold & _MEMORY or (self._responses and not self._polling)
-        return bool(self._charged and not moved and not ours)
+        return bool(self.charged and not moved and not ours)
 
     # --- the end
 
@@ -660,7 +656,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             meter.answered()  # what was sent counts, though its client did not wait for the answer
         self._meters.clear()
         self._memory.forget(self)
-        self._discharge(self._charged)
+        self._discharge(self.charged)
 
     def _refuse(self, error: BaseException, linger: float = 0.0) -> None:
         """Close the connection because of an error, such as bytes that are no request, with one log line.

@@ -36,13 +36,14 @@ class MemoryBudget:
     Connections change `used` themselves; whoever makes it smaller calls `freed` next.
     """
 
-    __slots__ = ("_loop", "_planned", "_waiting", "limit", "used")
+    __slots__ = ("_loop", "_planned", "limit", "used", "waiting")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: int) -> None:
         self.used = 0
         self.limit = limit
         self._loop = loop
-        self._waiting: dict[Waiter, None] = {}
+        self.waiting: dict[Waiter, None] = {}
+        """The connections and others that wait for memory, in the order in which they get it."""
         self._planned = False
 
     @property
@@ -55,36 +56,31 @@ class MemoryBudget:
         """True while connections hold more than the limit."""
         return self.used > self.limit
 
-    @property
-    def waiting(self) -> int:
-        """The number of connections and others that wait for memory."""
-        return len(self._waiting)
-
     def wait(self, waiter: Waiter) -> None:
         """Call `waiter.on_memory` once there is memory, after those that waited before. It is called once, unless it
         waits again.
         """
-        self._waiting[waiter] = None
+        self.waiting[waiter] = None
 
     def forget(self, waiter: Waiter) -> None:
         """Remove a waiter from the queue for memory."""
-        self._waiting.pop(waiter, None)
+        self.waiting.pop(waiter, None)
 
     def freed(self) -> None:
         """Call those that wait for memory, one after the other in the next round of the loop, while there is some. To
         be called after `used` became less.
         """
-        if self._waiting and not self._planned and not self.short:
+        if self.waiting and not self._planned and not self.short:
             self._planned = True
             self._loop.call_soon(self._wake)
 
     def _wake(self) -> None:
         self._planned = False
-        for _ in range(len(self._waiting)):  # a waiter that waits again is not called twice in this round
-            if self.short or not self._waiting:
+        for _ in range(len(self.waiting)):  # a waiter that waits again is not called twice in this round
+            if self.short or not self.waiting:
                 return
-            waiter = next(iter(self._waiting))
-            del self._waiting[waiter]
+            waiter = next(iter(self.waiting))
+            del self.waiting[waiter]
             waiter.on_memory()
 
 
@@ -120,7 +116,14 @@ class ReadAdmission:
             if not turn.cancelled():
                 self._leave(size)
             raise
-        leave = _CallOnce(self._leave, size)
+        counted = True
+
+        def leave() -> None:
+            nonlocal counted
+            if counted:
+                counted = False
+                self._leave(size)
+
         timer = self._loop.call_later(READ_SECONDS, leave)
         try:
             return await work
@@ -145,19 +148,6 @@ class ReadAdmission:
     def _leave(self, size: int) -> None:
         self.used -= size
         self.on_memory()
-
-
-class _CallOnce:
-    """A callable that calls a function at its first call and does nothing later."""
-
-    def __init__(self, call: Callable[[int], None], size: int) -> None:
-        self._call: Callable[[int], None] | None = call
-        self._size = size
-
-    def __call__(self) -> None:
-        call, self._call = self._call, None
-        if call is not None:
-            call(self._size)
 
 
 def _after_rounds(loop: asyncio.AbstractEventLoop, rounds: int, call: Callable[[], None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BeforeValidator
@@ -33,6 +34,8 @@ def _store_type(value: str) -> str:
     return value.upper()
 
 
+of_listener = partial(setting, by_listener=True)
+"""Declares a setting of which a listener may have a value of its own."""
 StoreType: TypeAlias = Annotated[Literal["PEM", "PKCS12"], "string", BeforeValidator(_store_type)]
 ClientAuth: TypeAlias = Annotated[Literal["none", "requested", "required"], "string", BeforeValidator(str.lower)]
 _LISTEN = "127.0.0.1:9092,[::1]:9092"
@@ -97,12 +100,11 @@ class ServerSettings(Settings):
         "Bytes that requests not yet complete or answered may hold, all connections together, before reading pauses.",
         ge=1_048_576,
     )
-    sasl_server_max_receive_size: Int = setting(
+    sasl_server_max_receive_size: Int = of_listener(
         "sasl.server.max.receive.size",
         524_288,
         "Bytes of the largest request of a client that has not authenticated.",
         ge=1024,
-        by_listener=True,
     )
     kop_drain_timeout_ms: Int = setting(
         "kop.drain.timeout.ms", 10_000, "Milliseconds that requests in flight get to end at shutdown.", ge=0
@@ -136,76 +138,59 @@ class ServerSettings(Settings):
 class ListenerSettings(Settings):
     """The settings of TLS and SASL of a listener. Each listener may have its own."""
 
-    ssl_keystore_type: StoreType = setting(
-        "ssl.keystore.type", "PEM", "Form of the keystore: PEM or PKCS12.", by_listener=True
+    ssl_keystore_type: StoreType = of_listener("ssl.keystore.type", "PEM", "Form of the keystore: PEM or PKCS12.")
+    ssl_keystore_location: str = of_listener(
+        "ssl.keystore.location", "", "File with the certificate chain and its key."
     )
-    ssl_keystore_location: str = setting(
-        "ssl.keystore.location", "", "File with the certificate chain and its key.", by_listener=True
+    ssl_keystore_password: Secret = of_listener(
+        "ssl.keystore.password", "", "Password of a keystore of type PKCS12, and of the key in it."
     )
-    ssl_keystore_password: Secret = setting(
-        "ssl.keystore.password", "", "Password of a keystore of type PKCS12, and of the key in it.", by_listener=True
+    ssl_keystore_certificate_chain: str = of_listener(
+        "ssl.keystore.certificate.chain", "", "The certificate chain itself, in PEM, instead of a file."
     )
-    ssl_keystore_certificate_chain: str = setting(
-        "ssl.keystore.certificate.chain",
-        "",
-        "The certificate chain itself, in PEM, instead of a file.",
-        by_listener=True,
+    ssl_keystore_key: Secret = of_listener(
+        "ssl.keystore.key", "", "The key itself, with ssl.keystore.certificate.chain."
     )
-    ssl_keystore_key: Secret = setting(
-        "ssl.keystore.key", "", "The key itself, with ssl.keystore.certificate.chain.", by_listener=True
-    )
-    ssl_key_password: Secret = setting(
-        "ssl.key.password", "", "Password of the key in PEM; empty: it has none.", by_listener=True
-    )
-    ssl_truststore_type: StoreType = setting(
-        "ssl.truststore.type", "PEM", "Form of the truststore: PEM or PKCS12.", by_listener=True
-    )
-    ssl_truststore_location: str = setting(
+    ssl_key_password: Secret = of_listener("ssl.key.password", "", "Password of the key in PEM; empty: it has none.")
+    ssl_truststore_type: StoreType = of_listener("ssl.truststore.type", "PEM", "Form of the truststore: PEM or PKCS12.")
+    ssl_truststore_location: str = of_listener(
         "ssl.truststore.location",
         "",
         "File with the CAs of clients' certificates, and of those of brokers when they call one another; empty: the "
         "system's for the latter.",
-        by_listener=True,
     )
-    ssl_truststore_password: Secret = setting(
-        "ssl.truststore.password", "", "Password of a truststore of type PKCS12.", by_listener=True
+    ssl_truststore_password: Secret = of_listener(
+        "ssl.truststore.password", "", "Password of a truststore of type PKCS12."
     )
-    ssl_truststore_certificates: str = setting(
-        "ssl.truststore.certificates", "", "The CAs themselves, in PEM, instead of a file.", by_listener=True
+    ssl_truststore_certificates: str = of_listener(
+        "ssl.truststore.certificates", "", "The CAs themselves, in PEM, instead of a file."
     )
-    ssl_client_auth: ClientAuth = setting(
+    ssl_client_auth: ClientAuth = of_listener(
         "ssl.client.auth",
         "none",
         "Certificates of clients: none, requested (who shows one is its subject, others are ANONYMOUS), or required.",
-        by_listener=True,
     )
-    ssl_principal_mapping_rules: str = setting(
+    ssl_principal_mapping_rules: str = of_listener(
         "ssl.principal.mapping.rules",
         "DEFAULT",
         "Rules that make a client's name of its certificate's subject: RULE:PATTERN/REPLACEMENT/[LU], comma separated; "
         "DEFAULT: the subject.",
-        by_listener=True,
     )
-    ssl_enabled_protocols: Texts = setting(
-        "ssl.enabled.protocols", "TLSv1.2,TLSv1.3", "Versions of TLS: TLSv1.2 and TLSv1.3.", by_listener=True
+    ssl_enabled_protocols: Texts = of_listener(
+        "ssl.enabled.protocols", "TLSv1.2,TLSv1.3", "Versions of TLS: TLSv1.2 and TLSv1.3."
     )
-    ssl_cipher_suites: Texts = setting(
-        "ssl.cipher.suites",
-        "",
-        "Cipher suites, by Java's or OpenSSL's names; empty: OpenSSL's choice.",
-        by_listener=True,
+    ssl_cipher_suites: Texts = of_listener(
+        "ssl.cipher.suites", "", "Cipher suites, by Java's or OpenSSL's names; empty: OpenSSL's choice."
     )
-    ssl_endpoint_identification_algorithm: str = setting(
+    ssl_endpoint_identification_algorithm: str = of_listener(
         "ssl.endpoint.identification.algorithm",
         "https",
         "Set to https: brokers look for each other's names in certificates; empty: they do not.",
-        by_listener=True,
     )
-    sasl_enabled_mechanisms: Texts = setting(
+    sasl_enabled_mechanisms: Texts = of_listener(
         "sasl.enabled.mechanisms",
         "SCRAM-SHA-256,SCRAM-SHA-512",
         "Mechanisms of SASL that clients may use: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER.",
-        by_listener=True,
     )
     sasl_mechanism_inter_broker_protocol: str = setting(
         "sasl.mechanism.inter.broker.protocol",
@@ -225,50 +210,39 @@ class ListenerSettings(Settings):
         ge=0,
         by_mechanism=True,
     )
-    sasl_oauthbearer_jwks_endpoint_url: str = setting(
-        "sasl.oauthbearer.jwks.endpoint.url",
-        "",
-        "JWKS with the keys that sign tokens: file:///PATH, or https:.",
-        by_listener=True,
+    sasl_oauthbearer_jwks_endpoint_url: str = of_listener(
+        "sasl.oauthbearer.jwks.endpoint.url", "", "JWKS with the keys that sign tokens: file:///PATH, or https:."
     )
-    sasl_oauthbearer_jwks_endpoint_refresh_ms: Long = setting(
+    sasl_oauthbearer_jwks_endpoint_refresh_ms: Long = of_listener(
         "sasl.oauthbearer.jwks.endpoint.refresh.ms",
         3_600_000,
         "Milliseconds from one fetch of these keys to the next.",
         ge=1000,
-        by_listener=True,
     )
-    sasl_oauthbearer_expected_issuer: str = setting(
-        "sasl.oauthbearer.expected.issuer", "", "The issuer (iss) that a token has to have.", by_listener=True
+    sasl_oauthbearer_expected_issuer: str = of_listener(
+        "sasl.oauthbearer.expected.issuer", "", "The issuer (iss) that a token has to have."
     )
-    sasl_oauthbearer_expected_audience: Texts = setting(
+    sasl_oauthbearer_expected_audience: Texts = of_listener(
         "sasl.oauthbearer.expected.audience",
         "",
         "Audiences (aud), comma separated, one of which a token has to be for.",
-        by_listener=True,
     )
-    sasl_oauthbearer_sub_claim_name: str = setting(
-        "sasl.oauthbearer.sub.claim.name", "sub", "The claim of a token that has the user's name.", by_listener=True
+    sasl_oauthbearer_sub_claim_name: str = of_listener(
+        "sasl.oauthbearer.sub.claim.name", "sub", "The claim of a token that has the user's name."
     )
-    sasl_oauthbearer_scope_claim_name: str = setting(
+    sasl_oauthbearer_scope_claim_name: str = of_listener(
         "sasl.oauthbearer.scope.claim.name",
         "scope",
         "The claim of a token that has its scope: a text or a list of texts, if it is there.",
-        by_listener=True,
     )
-    sasl_oauthbearer_clock_skew_seconds: Int = setting(
-        "sasl.oauthbearer.clock.skew.seconds", 30, "Seconds by which clocks may differ.", ge=0, by_listener=True
+    sasl_oauthbearer_clock_skew_seconds: Int = of_listener(
+        "sasl.oauthbearer.clock.skew.seconds", 30, "Seconds by which clocks may differ.", ge=0
     )
-    kop_oauthbearer_max_token_seconds: Long = setting(
-        "kop.oauthbearer.max.token.seconds",
-        86_400,
-        "Seconds from now on within which a token has to end (exp).",
-        ge=1,
-        by_listener=True,
+    kop_oauthbearer_max_token_seconds: Long = of_listener(
+        "kop.oauthbearer.max.token.seconds", 86_400, "Seconds from now on within which a token has to end (exp).", ge=1
     )
-    kop_oauthbearer_allow_unsecured_tokens: bool = setting(
+    kop_oauthbearer_allow_unsecured_tokens: bool = of_listener(
         "kop.oauthbearer.allow.unsecured.tokens",
         False,
         "Take tokens that nobody has signed, so that anybody may be anybody: for trying out alone.",
-        by_listener=True,
     )

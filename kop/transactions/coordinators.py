@@ -7,15 +7,17 @@ Must not know: what the coordinator decides, what follows from its answer.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Final, Protocol
+from typing import Final
 from uuid import UUID
 
+from kop.cluster.cluster_view import ClusterView
 from kop.coordination.peers import PeerAnswer, Peers
 from kop.errors import ErrorCode, KopError
 from kop.transactions.machine import Partition
 from kop.transactions.runtime import TransactionCoordinator, VerifiedPartitions
 from kop.wire.messages import AddPartitionsToTxnRequest
-from kop.wire.transaction_state import OWN_TAGS, STORAGE_TRANSACTION
+from kop.wire.primitives import OWN_TAGS
+from kop.wire.transaction_state import STORAGE_TRANSACTION
 
 TOPIC_IDS: Final = OWN_TAGS + 1
 """The tag, in the header of an answer, of the ids of the topics that another broker asked about, in their order; zeros
@@ -24,25 +26,10 @@ for none. See `VerifiedPartitions.topics`.
 _VERSION: Final = 5
 
 
-class LeaderOfPartition(Protocol):
-    """The part of the cluster's view that names the broker which leads a partition (`kop.cluster.cluster_view`)."""
-
-    @property
-    def broker_id(self) -> int:
-        """The id of this broker."""
-
-    @property
-    def alone(self) -> bool:
-        """True if there can be no other broker."""
-
-    def leader(self, topic_id: UUID, partition: int) -> int:
-        """Return the id of the broker that leads, or coordinates, a partition."""
-
-
 class TransactionCoordinators:
     """The transaction coordinators of the cluster: for each transactional id this broker or another one is asked."""
 
-    def __init__(self, own: TransactionCoordinator, cluster: LeaderOfPartition, peers: Peers) -> None:
+    def __init__(self, own: TransactionCoordinator, cluster: ClusterView, peers: Peers) -> None:
         self._own = own
         self._cluster = cluster
         self._peers = peers

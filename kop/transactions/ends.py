@@ -21,12 +21,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from typing import Final, Protocol
 from uuid import UUID
 
 from kop import clock
 from kop.cluster.client_topics import KAFKA_OFFSETS_TOPIC
+from kop.cluster.cluster_view import ClusterView
 from kop.coordination.peers import Peers
 from kop.errors import BackendError, ErrorCode, KopError
 from kop.repeats import Lasting, Repeats
@@ -61,28 +62,6 @@ class PendingOffsets(Protocol):
         """
 
 
-class BrokersOfCluster(Protocol):
-    """The brokers of the cluster (`kop.cluster.cluster_view`)."""
-
-    @property
-    def broker_id(self) -> int:
-        """The id of this broker."""
-
-    @property
-    def alone(self) -> bool:
-        """True if there can be no other broker."""
-
-    @property
-    def ids(self) -> Sequence[int]:
-        """The ids of the live brokers, this one's among them."""
-
-    def leader(self, topic_id: UUID, partition: int) -> int:
-        """Return the id of the broker that coordinates a partition."""
-
-    def on_change(self, callback: Callable[[], None]) -> None:
-        """Call `callback` after each change of the live brokers."""
-
-
 class TransactionEnds:
     """The carrying out of transactions' ends: the `Markers` of the coordinator here, and this broker's part of ends
     that other brokers' coordinators decide.
@@ -92,7 +71,7 @@ class TransactionEnds:
         self,
         storage: TransactionStorage,
         offsets: PendingOffsets,
-        cluster: BrokersOfCluster,
+        cluster: ClusterView,
         peers: Peers,
     ) -> None:
         self._storage = storage

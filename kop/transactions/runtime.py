@@ -44,6 +44,7 @@ from kop.storage.base import EndedTransaction, Engine, TopicInfo, TransactionSto
 from kop.transactions import machine
 from kop.transactions.machine import Decision, Partition, Transaction
 from kop.transactions.settings import TransactionSettings
+from kop.turns import with_pauses
 from kop.wire.transaction_state import (
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
@@ -71,8 +72,6 @@ ABORT_REASONS: Final = ("client", "timeout", "new_instance")
 InitProducerId.
 """
 
-_EXPIRY_SLICE: Final = 200
-"""The number of transactional ids that are looked at before other work of the event loop gets its turn."""
 _READY_SECONDS: Final = 5.0
 """The seconds that the first request waits for the topic `__transactions` to be made."""
 CONCURRENT_SECONDS: Final = 0.1
@@ -511,11 +510,6 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             self.aborted["client"] += 1
         return ProducerIdentity(error) if error else after
 
-    def get(self, transactional_id: str) -> Transaction | None:
-        """Return the present state of a transactional id; None if it is not known here."""
-        entry = self._entries.get(transactional_id)
-        return None if entry is None or entry.transaction.producer_epoch < 0 else entry.transaction
-
     def all(self) -> Sequence[tuple[str, Transaction]]:
         """Return the name and the present state of every transactional id that this broker coordinates."""
         return [
@@ -588,17 +582,9 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             *ends.collect(),
         )
 
-    def tick(self) -> None:
-        """Let every transactional id do what is due, such as aborting transactions that timed out. The coordinator's
-        timer calls it; to call it early does no harm.
-        """
-        self.deadlines.tick()
-
     async def expire(self) -> None:
         """Forget transactional ids that nobody used for transactional.id.expiration.ms."""
-        for index, entry in enumerate(list(self._entries.values())):
-            if index % _EXPIRY_SLICE == _EXPIRY_SLICE - 1:
-                await asyncio.sleep(0)
+        async for entry in with_pauses(list(self._entries.values())):
             if self.ownership.closed or self._entries.get(entry.transactional_id) is not entry:
                 continue
             at = machine.expires_at(entry.transaction, self.settings.transactional_id_expiration_ms)

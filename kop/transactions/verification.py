@@ -15,13 +15,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from kop import clock
 from kop.cluster.client_topics import KAFKA_OFFSETS_TOPIC
 from kop.errors import ErrorCode
 from kop.storage.base import EPOCH_BUMPED_AT_END
+from kop.transactions.coordinators import TransactionCoordinators
 from kop.transactions.machine import Partition
 from kop.transactions.runtime import VerifiedPartitions
 
@@ -32,29 +33,6 @@ LEASE_SECONDS: Final = 5.0
 """The seconds for which a coordinator's answer is valid if there can be several brokers. The transaction's coordinator
 waits for as long before it ends it without having reached this broker, which may write into it until then.
 """
-
-
-class Coordinators(Protocol):
-    """The transaction coordinators of the cluster, of which the one of a transactional id is asked."""
-
-    async def add_partitions(
-        self,
-        transactional_id: str,
-        producer_id: int,
-        epoch: int,
-        partitions: Collection[Partition],
-        client_version: int,
-    ) -> ErrorCode:
-        """Ask the coordinator of the transactional id to add partitions to the transaction, which begins if none is
-        open; return NONE, or the error.
-        """
-
-    async def verify_partitions(
-        self, transactional_id: str, producer_id: int, epoch: int, partitions: Collection[Partition]
-    ) -> VerifiedPartitions:
-        """Ask the coordinator of the transactional id which partitions are in the open transaction; return its answer,
-        with an error for each that is not, or one for all.
-        """
 
 
 class TransactionalProducer(NamedTuple):
@@ -84,7 +62,7 @@ def _error_of_topic(prepared: UUID | None, partition: StoredPartition) -> ErrorC
 class TransactionVerifier:
     """The verified partitions of open transactions, by producer; one object for the process."""
 
-    def __init__(self, coordinators: Coordinators) -> None:
+    def __init__(self, coordinators: TransactionCoordinators) -> None:
         self._coordinators = coordinators
         self._verified: dict[int, _Verified] = {}
         self._looked_at = -math.inf

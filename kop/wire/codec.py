@@ -64,18 +64,9 @@ def encode_response(correlation_id: int, message: Message, header_tags: bytes = 
 
     `header_tags` are the tagged fields of a flexible header, encoded: `kop.wire.primitives.encode_tags`.
     """
-    cls = type(message)
-    version = message.API_VERSION
-    flexible = cls.flexible_version_q(version)
-    out = EncodeBuffer(_SCRATCH)
-    struct.pack_into(">i", out.buf, 4, correlation_id)
-    out.pos = 8
-    if flexible and cls.API_KEY != _API_VERSIONS:  # KIP-511: ApiVersions keeps the old response header
-        out.pos = 8 + len(header_tags)
-        out.buf[8 : out.pos] = header_tags
-    cls._struct.compiled_encode_into(version, compact=flexible, tagged=flexible)(message, out)
-    struct.pack_into(">i", out.buf, 0, out.pos - 4)
-    return bytes(memoryview(out.buf)[: out.pos])
+    flexible = message.flexible_version_q(message.API_VERSION)
+    has_tags = flexible and message.API_KEY != _API_VERSIONS  # KIP-511: ApiVersions keeps the old response header
+    return _framed(struct.pack(">i", correlation_id) + (header_tags if has_tags else b""), message, flexible)
 
 
 def encode_request(correlation_id: int, client_id: str, message: Message, header_tags: bytes = NO_TAGS) -> bytes:
@@ -83,17 +74,19 @@ def encode_request(correlation_id: int, client_id: str, message: Message, header
 
     `header_tags` are the tagged fields of a flexible header, encoded.
     """
-    cls = type(message)
     version = message.API_VERSION
-    flexible = cls.flexible_version_q(version)
-    out = EncodeBuffer(_SCRATCH)
+    flexible = message.flexible_version_q(version)
     name = client_id.encode()
-    head = struct.pack(">hhih", cls.API_KEY, version, correlation_id, len(name)) + name
-    if flexible:
-        head += header_tags
-    out.buf[4 : 4 + len(head)] = head
+    head = struct.pack(">hhih", message.API_KEY, version, correlation_id, len(name)) + name
+    return _framed(head + (header_tags if flexible else b""), message, flexible)
+
+
+def _framed(head: bytes, message: Message, flexible: bool) -> bytes:
+    """Return the frame of a message behind this header."""
+    out = EncodeBuffer(_SCRATCH)
     out.pos = 4 + len(head)
-    cls._struct.compiled_encode_into(version, compact=flexible, tagged=flexible)(message, out)
+    out.buf[4 : out.pos] = head
+    message._struct.compiled_encode_into(message.API_VERSION, compact=flexible, tagged=flexible)(message, out)
     struct.pack_into(">i", out.buf, 0, out.pos - 4)
     return bytes(memoryview(out.buf)[: out.pos])
 

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 from kop.wire.primitives import (
     MOST_ELEMENTS,
+    OWN_TAGS,
     DecodeError,
     compact_count,
     compact_string,
     nullable_string,
     old_count,
+    read_tags,
     skip_tags,
     too_many,
     uvarint,
     varint_bytes,
 )
 
-OWN_TAGS: Final = 10_000
-"""The first number for tagged fields of kop's own; Kafka uses lower ones."""
 _INT32 = struct.Struct(">i")
 _HEAD = {
     # replica id (to 14), max wait, min bytes, max bytes, isolation, then session id and epoch (from 7)
@@ -191,19 +191,10 @@ def _tail_tags(body: memoryview, pos: int, end: int, replica_id: int) -> tuple[i
     """Read the tagged fields at the end of a Fetch request; return the position after them, the replica id (KIP-903),
     and the numbers of the fields that are kop's own.
     """
-    count, pos = uvarint(body, pos)
-    others: list[int] = []
-    for _ in range(count):
-        tag, pos = uvarint(body, pos)
-        size, pos = uvarint(body, pos)
-        if pos + size > end:
-            raise DecodeError("a tagged field reaches beyond the frame")
-        if tag == 1 and size >= 4:
-            (replica_id,) = _INT32.unpack_from(body, pos)
-        elif tag >= OWN_TAGS:
-            others.append(tag)
-        pos += size
-    return pos, replica_id, frozenset(others)
+    tags, pos = read_tags(body, pos, end)
+    if len(state := tags.get(1, b"")) >= 4:
+        (replica_id,) = _INT32.unpack_from(state)
+    return pos, replica_id, frozenset(tag for tag in tags if tag >= OWN_TAGS)
 
 
 def encode_response(

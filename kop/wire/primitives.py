@@ -16,6 +16,8 @@ _INT32 = struct.Struct(">i")
 
 NO_TAGS = b"\0"
 """The encoding of an empty section of tagged fields."""
+OWN_TAGS = 10_000
+"""The first number for tagged fields of kop's own; Kafka uses lower ones."""
 MOST_ELEMENTS = 1 << 18
 """The most elements that the arrays of one message may have, all together. Each becomes an object of some 200 bytes,
 and a frame of 16 MiB could hold millions; twice the partitions that a gateway has by default are enough for any client.

@@ -298,8 +298,8 @@ def encode_group_value(value: GroupMetadataValue, version: int = GROUP_VALUE_VER
         writer.int32(member.session_timeout_ms)
         writer.blob(member.subscription)
         writer.blob(member.assignment)
-        writer.no_tags()
-    writer.no_tags()
+        writer.tags()
+    writer.tags()
     return bytes(writer.out)
 
 
@@ -308,36 +308,31 @@ def decode_group_value(data: Buffer) -> GroupMetadataValue:
     reader = RecordReader(data)
     version = _known(reader.int16())
     reader.flexible = version >= 4
-    protocol_type = reader.string()
-    generation = reader.int32()
-    protocol = reader.nullable_string()
-    leader = reader.nullable_string()
-    since = reader.int64() if version >= 2 else -1
-    members = tuple(_member(reader, version) for _ in range(reader.count()))
+    value = GroupMetadataValue(
+        protocol_type=reader.string(),
+        generation=reader.int32(),
+        protocol=reader.nullable_string(),
+        leader=reader.nullable_string(),
+        current_state_timestamp=reader.int64() if version >= 2 else -1,
+        members=tuple(_member(reader, version) for _ in range(reader.count())),
+    )
     reader.tags()
-    return GroupMetadataValue(protocol_type, generation, protocol, leader, since, members)
+    return value
 
 
 def _member(reader: RecordReader, version: int) -> MemberMetadata:
-    member_id = reader.string()
-    instance_id = reader.nullable_string() if version >= 3 else None
-    client_id = reader.string()
-    client_host = reader.string()
-    rebalance_timeout_ms = reader.int32() if version >= 1 else -1
-    session_timeout_ms = reader.int32()
-    subscription = reader.blob()
-    assignment = reader.blob()
-    reader.tags()
-    return MemberMetadata(
-        member_id,
-        instance_id,
-        client_id,
-        client_host,
-        rebalance_timeout_ms,
-        session_timeout_ms,
-        subscription,
-        assignment,
+    member = MemberMetadata(  # arguments are read in their order
+        member_id=reader.string(),
+        instance_id=reader.nullable_string() if version >= 3 else None,
+        client_id=reader.string(),
+        client_host=reader.string(),
+        rebalance_timeout_ms=reader.int32() if version >= 1 else -1,
+        session_timeout_ms=reader.int32(),
+        subscription=reader.blob(),
+        assignment=reader.blob(),
     )
+    reader.tags()
+    return member
 
 
 def _known(version: int) -> int:

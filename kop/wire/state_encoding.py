@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from kop.errors import StateRecordError
+from kop.wire.primitives import encode_tags, varint_bytes
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -157,10 +159,7 @@ class RecordWriter:
 
     def uvarint(self, value: int) -> None:
         """Write a number without a sign as a varint."""
-        while value >= 0x80:
-            self.out.append(value & 0x7F | 0x80)
-            value >>= 7
-        self.out.append(value)
+        self.out += varint_bytes(value)
 
     def string(self, text: str | None) -> None:
         """Write a string, or null. StateRecordError for one of more than 32,767 bytes outside the flexible encoding."""
@@ -189,17 +188,7 @@ class RecordWriter:
         else:
             self.out += _INT32.pack(count)
 
-    def no_tags(self) -> None:
-        """Write an empty section of tagged fields; nothing outside the flexible encoding."""
-        if self.flexible:
-            self.out.append(0)
-
-    def tags(self, fields: Mapping[int, bytes]) -> None:
+    def tags(self, fields: Mapping[int, bytes] = MappingProxyType({})) -> None:
         """Write a section of tagged fields, in the order of their numbers; nothing outside the flexible encoding."""
-        if not self.flexible:
-            return
-        self.uvarint(len(fields))
-        for tag in sorted(fields):
-            self.uvarint(tag)
-            self.uvarint(len(fields[tag]))
-            self.out += fields[tag]
+        if self.flexible:
+            self.out += encode_tags(fields)

@@ -16,14 +16,13 @@ from enum import IntEnum
 from typing import Final
 
 from kop.errors import StateRecordError
+from kop.wire.primitives import OWN_TAGS
 from kop.wire.state_encoding import Buffer, RecordReader, RecordWriter
 
 NO_PRODUCER_ID: Final = -1
 NO_PRODUCER_EPOCH: Final = -1
 VALUE_VERSION: Final = 1
 """The version of a transactional id's value that Kafka 4.3 writes if `transaction.version` is 1 or 2."""
-OWN_TAGS: Final = 10_000
-"""The first number for tagged fields of kop's own; Kafka uses lower ones."""
 STORAGE_TRANSACTION: Final = OWN_TAGS
 """The tag of the name that the open transaction has in storage."""
 
@@ -110,7 +109,7 @@ def encode_transaction_value(value: TransactionValue, version: int = VALUE_VERSI
             writer.count(len(partitions))
             for partition in partitions:
                 writer.int32(partition)
-            writer.no_tags()
+            writer.tags()
     writer.int64(value.last_update_timestamp)
     writer.int64(value.start_timestamp)
     tags = dict(value.own)

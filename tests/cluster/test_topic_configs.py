@@ -198,10 +198,10 @@ def test_nothing_is_deleted_before_altered_broker_settings_are_known() -> None:
 def test_a_topics_own_value_beats_the_brokers_beats_the_default() -> None:
     defaults = Defaults()
     configs = TopicConfigs(defaults)
-    assert configs.max_message_bytes(TOPIC) == 1_048_588
+    assert configs.produce_rules(TOPIC).max_message_bytes == 1_048_588
     defaults.put("message.max.bytes", "500")
-    assert configs.max_message_bytes(TOPIC) == 500
-    assert configs.max_message_bytes(with_configs(max_message_bytes="9")) == 9
+    assert configs.produce_rules(TOPIC).max_message_bytes == 500
+    assert configs.produce_rules(with_configs(max_message_bytes="9")).max_message_bytes == 9
     assert configs.text({"max.message.bytes": "9"}, "max.message.bytes") == "9"
     assert configs.text({}, "max.message.bytes") == "500"
 

@@ -191,7 +191,7 @@ class World:
     async def stable(self, group: str = "g", **how: Unpack[Joining]) -> str:
         """A group of one; returns its member id."""
         answer = self.join(group=group, **how)
-        self.groups.tick()
+        self.groups.deadlines.tick()
         joined = await answer
         sync = SyncRequest(joined.member_id, None, joined.generation, None, None, ((joined.member_id, b"all"),))
         assert await self.sync(group, sync) == b"all"

@@ -809,12 +809,12 @@ def test_description_shows_metadata_only_when_stable() -> None:
     described = m.group.describe()
     assert (described.state, described.protocol_type, described.protocol) == ("Stable", "consumer", "range")
     [member] = described.members
-    assert (member.member_id, member.metadata, member.assignment) == (a, b"meta", a.encode())
+    assert (member.member_id, member.subscription, member.assignment) == (a, b"meta", a.encode())
     assert (member.client_id, member.client_host) == ("client", "/127.0.0.1")
     m.member()
     described = m.group.describe()
     assert (described.state, described.protocol) == ("PreparingRebalance", "")
-    assert described.members[0].metadata == b""
+    assert described.members[0].subscription == b""
     assert described.members[0].assignment == a.encode()
 
 

@@ -160,7 +160,7 @@ async def test_a_group_that_was_taken_away_writes_nothing_when_its_timers_run_ou
     appends = world.log.appends
     for _ in range(100):
         world.now += MINUTE
-        world.groups.tick()
+        world.groups.deadlines.tick()
         await settle()
     assert world.log.appends == appends
     assert world.groups.list() == []
@@ -201,12 +201,12 @@ async def test_heartbeats_keep_a_member_while_the_lead_is_in_doubt() -> None:
             world.now += 3000
             assert world.groups.heartbeat("g", member_id, None, 1) == E.NONE
             assert world.groups.heartbeat("g", "another", None, 1) == E.NONE, "whether it is a member is in doubt, too"
-            world.groups.tick()
+            world.groups.deadlines.tick()
         world.log.doubtful = False
         assert world.groups.heartbeat("g", member_id, None, 1) == E.NONE
         assert world.groups.heartbeat("g", "another", None, 1) == E.UNKNOWN_MEMBER_ID
         world.now += 10_000
-        world.groups.tick()
+        world.groups.deadlines.tick()
         assert world.groups.heartbeat("g", member_id, None, 1) == E.UNKNOWN_MEMBER_ID
 
 

@@ -468,7 +468,7 @@ async def test_who_may_commit_in_a_transaction() -> None:
 async def test_a_rebalance_does_not_keep_a_transaction_from_committing() -> None:
     async with World() as world:
         answer = world.join()
-        world.groups.tick()
+        world.groups.deadlines.tick()
         joined = await answer
         assert world.described().state == "CompletingRebalance"
         check = world.groups.check_commit
@@ -669,7 +669,7 @@ async def test_a_join_that_was_never_finished_keeps_what_is_pending() -> None:
         request = JoinRequest("", None, "c", "/", "x", (("p", b""),), 10_000, 5000)
         assert at_once(world.groups.join("g", request)).error == E.MEMBER_ID_REQUIRED
         world.now += 10_000
-        world.groups.tick()
+        world.groups.deadlines.tick()
         assert pending(world)
 
 

@@ -115,7 +115,7 @@ async def test_requests_are_checked() -> None:
 async def test_assignment_is_answered_when_it_is_durable() -> None:
     async with World() as world:
         answer = world.join()
-        world.groups.tick()
+        world.groups.deadlines.tick()
         joined = await answer
         world.log.hold()
         sync = SyncRequest(joined.member_id, None, 1, None, None, ((joined.member_id, b"A"),))
@@ -131,7 +131,7 @@ async def test_assignment_is_answered_when_it_is_durable() -> None:
 async def test_failed_write_of_the_assignment() -> None:
     async with World() as world:
         answer = world.join()
-        world.groups.tick()
+        world.groups.deadlines.tick()
         joined = await answer
         world.log.append_error = E.KAFKA_STORAGE_ERROR
         sync = SyncRequest(joined.member_id, None, 1, None, None, ())
@@ -147,7 +147,7 @@ async def test_cancelled_join_leaves_the_member_to_its_timeout() -> None:
         assert len(world.described().members) == 2
         for _ in range(3):
             world.now += 7000
-            world.groups.tick()
+            world.groups.deadlines.tick()
             world.groups.heartbeat("g", member_id, None, 1)
         assert [m.member_id for m in world.described().members] == [member_id]
 
@@ -156,7 +156,7 @@ async def test_cancelled_join_may_complete() -> None:
     async with World() as world:
         waiting = world.join()
         waiting.cancel()
-        world.groups.tick()
+        world.groups.deadlines.tick()
         assert world.described().state == "CompletingRebalance"
 
 
@@ -197,12 +197,12 @@ async def test_sessions_end_in_many_groups() -> None:
         for n in range(0, 20, 2):
             world.groups.heartbeat(f"g{n}", members[n], None, 1)
         world.now += 1000
-        world.groups.tick()
+        world.groups.deadlines.tick()
         assert world.groups.snapshot().by_state == {
             "Empty": 10, "PreparingRebalance": 0, "CompletingRebalance": 0, "Stable": 10, "Dead": 0
         }  # fmt: skip
         world.now += 9000
-        world.groups.tick()
+        world.groups.deadlines.tick()
         assert world.groups.snapshot().by_state["Empty"] == 20
 
 
@@ -225,7 +225,7 @@ async def test_group_that_cannot_be_stored_is_told(
 ) -> None:
     async with World() as world:
         answer = world.join()
-        world.groups.tick()
+        world.groups.deadlines.tick()
         joined = await answer
 
         def fails(_: GroupMetadataValue) -> bytes:
@@ -293,13 +293,13 @@ async def test_a_fault_in_one_group_does_not_stop_the_others(
         tick = ClassicGroup.tick
         monkeypatch.setattr(ClassicGroup, "tick", lambda group, now: tick(group, now // (group.group_id != "bad")))
         world.now += 10_000
-        world.groups.tick()
+        world.groups.deadlines.tick()
         assert world.described("good").state == "Empty"
         assert world.described("bad").state == "Stable"
         assert "what was due for group 'bad' failed" in caplog.text
         monkeypatch.setattr(ClassicGroup, "tick", tick)
         world.now += 1000
-        world.groups.tick()
+        world.groups.deadlines.tick()
         assert world.described("bad").state == "Empty", "it was tried again"
 
 
@@ -545,11 +545,11 @@ async def test_restart_rebuilds_groups_and_offsets() -> None:
         assert sorted(world.groups.committed()) == committed
         assert committed == [("b", "t", 0, 9), ("b", "t", 1, 7), ("b", "t", 2, 8), ("simple", "t", 0, 77)]
         world.now += 9000
-        world.groups.tick()
+        world.groups.deadlines.tick()
         for name, member_id in members.items():
             assert world.groups.heartbeat(name, member_id, None, 1) == E.NONE, "sessions started again"
         world.now += 10_000
-        world.groups.tick()
+        world.groups.deadlines.tick()
         assert world.described("a").state == "Empty"
 
 
@@ -729,7 +729,7 @@ async def test_group_that_expects_a_member_stays() -> None:
         await expire(world, 0)
         assert [group.state for group in world.groups.list()] == ["Empty"]
         world.now += 10_000
-        world.groups.tick()
+        world.groups.deadlines.tick()
         assert world.groups.list() == [], "nobody came"
 
 

@@ -478,7 +478,7 @@ def test_broker_settings_act_on_topics_at_once_and_outlive_a_restart(admin: Admi
     assert change(admin, (BROKER, "", everyone)) == OK
     assert change(admin, (BROKER, "1", [("log.retention.ms", SET, "1000000")])) == OK
     assert log.policy.retention_ms == 1_000_000
-    assert admin.gw.topic_configs.max_message_bytes(topic(admin)) == 900_000
+    assert admin.gw.topic_configs.produce_rules(topic(admin)).max_message_bytes == 900_000
     for _ in range(2):
         assert read(admin, TOPIC, "t", "retention.ms") == (
             "1000000",

@@ -86,7 +86,7 @@ class Talk:
         return {"producer_id": self.producer_id, "producer_epoch": self.epoch} | who
 
     def transaction(self) -> Transaction:
-        transaction = self.serving.gateway.transactions.get("tx")
+        transaction = dict(self.serving.gateway.transactions.all()).get("tx")
         assert transaction is not None
         return transaction
 

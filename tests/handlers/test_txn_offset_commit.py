@@ -146,7 +146,7 @@ class World:
         """Join as the only member, of generation 1."""
         request = JoinRequest("", "i", "c", "/", "consumer", (("range", b""),), 10_000, 10_000, False)
         answer = self.groups.join("g", request)
-        self.groups.tick()
+        self.groups.deadlines.tick()
         return (await answer if isinstance(answer, asyncio.Future) else answer).member_id
 
 

@@ -189,7 +189,7 @@ def test_the_account_calls_who_waits_in_order_as_long_as_there_is_room() -> None
         account.freed()
         await settle()
         assert called == [10, 90]
-        assert account.waiting == 1
+        assert len(account.waiting) == 1
         account.used = 0
         account.freed()
         await settle()
@@ -238,7 +238,7 @@ def test_fetches_that_read_from_storage_wait_for_each_other(monkeypatch: pytest.
         go[5].set()
         await settle()
         assert began.count(5) == 4
-        assert server.memory.waiting == 1
+        assert len(server.memory.waiting) == 1
         server.memory.used -= 100 * MIB
         server.memory.freed()
         for event in go:

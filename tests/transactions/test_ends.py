@@ -79,13 +79,13 @@ class World:
         self.ends = TransactionEnds(
             self,  # type: ignore[arg-type]  # ends call these two alone of storage
             self,
-            self.cluster,
+            self.cluster,  # type: ignore[arg-type]  # Cluster has all that is used of a view
             self,  # type: ignore[arg-type]  # and `call` alone of peers
         )
         self.verifier = TransactionVerifier(
             TransactionCoordinators(
                 self,  # type: ignore[arg-type]  # World has all that is used of a coordinator
-                self.cluster,
+                self.cluster,  # type: ignore[arg-type]  # and so has Cluster
                 self,  # type: ignore[arg-type]  # `call` alone is used of peers
             )
         )

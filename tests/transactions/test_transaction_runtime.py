@@ -171,7 +171,7 @@ class World:
 
     @property
     def transaction(self) -> Transaction:
-        transaction = self.coordinator.get("tx")
+        transaction = dict(self.coordinator.all()).get("tx")
         assert transaction is not None
         return transaction
 
@@ -385,11 +385,11 @@ async def test_an_open_transaction_is_open_after_a_restart_and_times_out() -> No
         assert verified == VerifiedPartitions(errors=errors, storage_transaction=b"transaction 1")
         assert w.storage.added == [(b"transaction 1", {ORDERS}), (b"transaction 1", {ORDERS})]
         w.now += MINUTE - 1
-        w.coordinator.tick()
+        w.coordinator.deadlines.tick()
         await asyncio.sleep(0)
         assert w.transaction.status is TransactionStatus.ONGOING
         w.now += 1
-        w.coordinator.tick()
+        w.coordinator.deadlines.tick()
         await w.reaches(TransactionStatus.COMPLETE_ABORT)
         assert w.coordinator.aborted == {"timeout": 1}
         assert w.transaction.producer_epoch == 1
@@ -413,7 +413,7 @@ async def test_a_timeout_that_cannot_be_written_is_tried_again_after_growing_pau
         for second in range(40):
             before = log.appends
             for _ in range(3):
-                w.coordinator.tick()
+                w.coordinator.deadlines.tick()
                 for _ in range(10):
                     await asyncio.sleep(0)
             tries += [second] * (log.appends - before)
@@ -422,7 +422,7 @@ async def test_a_timeout_that_cannot_be_written_is_tried_again_after_growing_pau
         assert (w.transaction.status, w.transaction.producer_epoch, lines()) == (TransactionStatus.ONGOING, 0, [])
         log.append_error = None
         w.now += 10_000
-        w.coordinator.tick()
+        w.coordinator.deadlines.tick()
         await w.reaches(TransactionStatus.COMPLETE_ABORT)
         assert (w.transaction.producer_epoch, len(lines())) == (1, 1), "epochs do not run out while storage is away"
         assert await w.init(expected=(who.producer_id, 0)) == ProducerIdentity(E.NONE, who.producer_id, 1)
@@ -441,11 +441,11 @@ async def test_a_timeout_without_a_new_producer_id_is_tried_again(
         with monkeypatch.context() as patched:
             patched.setattr(ProducerIds, "take", refused)
             w.now += MINUTE
-            w.coordinator.tick()
+            w.coordinator.deadlines.tick()
             await asyncio.sleep(0)
             assert w.transaction.status is TransactionStatus.ONGOING
         w.now += 1000
-        w.coordinator.tick()
+        w.coordinator.deadlines.tick()
         await w.reaches(TransactionStatus.COMPLETE_ABORT)
 
 
@@ -466,7 +466,7 @@ async def test_a_timeout_that_waited_for_a_producer_id_does_nothing_once_the_lea
         assert await w.add(who, ORDERS) == E.NONE
         monkeypatch.setattr(ProducerIds, "take", taken)
         w.now += MINUTE
-        w.coordinator.tick()
+        w.coordinator.deadlines.tick()
         await waits.wait()
         log = w.store.log("__transactions")
         log.lose_lead(keep=True)
@@ -495,7 +495,7 @@ async def test_a_step_of_the_wall_clock_moves_no_timeout(step: int, when: str) -
             w.wall_ahead = step
         who = await w.begun()
         w.now += MINUTE // 2
-        w.coordinator.tick()
+        w.coordinator.deadlines.tick()
         if when == "while it is open":
             w.wall_ahead = step
             assert await w.add(who, BILLS) == E.NONE
@@ -503,13 +503,13 @@ async def test_a_step_of_the_wall_clock_moves_no_timeout(step: int, when: str) -
             w.wall_ahead = -abs(step)  # what began in the future begins when it is loaded
             await w.restart()
             w.now += MINUTE // 2
-            w.coordinator.tick()
+            w.coordinator.deadlines.tick()
         w.now += MINUTE // 2 - 1
-        w.coordinator.tick()
+        w.coordinator.deadlines.tick()
         await asyncio.sleep(0)
         assert w.transaction.status is TransactionStatus.ONGOING
         w.now += 1
-        w.coordinator.tick()
+        w.coordinator.deadlines.tick()
         await w.reaches(TransactionStatus.COMPLETE_ABORT)
         assert w.coordinator.aborted == {"timeout": 1}
 
@@ -538,7 +538,7 @@ async def test_the_log_tells_once_of_a_transaction_that_is_open_for_long(caplog:
             for _ in range(9):
                 w.now += MINUTE
                 assert w.coordinator.snapshot().oldest_open_ms == w.coordinator.open_for()[0]
-                w.coordinator.tick()
+                w.coordinator.deadlines.tick()
                 assert await w.add(who, BILLS) == E.NONE
             assert len(lines()) == expected
             assert (await w.end(who, commit=False)).error == E.NONE
@@ -547,7 +547,7 @@ async def test_the_log_tells_once_of_a_transaction_that_is_open_for_long(caplog:
         assert "is open for 300 s and holds readers back: bills-1, orders-0; " in lines()[0]
         who = await w.begun()
         w.now += MINUTE
-        w.coordinator.tick()
+        w.coordinator.deadlines.tick()
         await w.reaches(TransactionStatus.COMPLETE_ABORT)
         assert len(lines()) == 2, "it timed out, which has a line of its own"
         assert w.coordinator.open_for() == []
@@ -576,7 +576,7 @@ async def test_a_record_that_cannot_be_written_changes_nothing() -> None:
         assert (w.transaction.status, w.transaction.partitions) == (TransactionStatus.ONGOING, {ORDERS})
         assert (await w.init()).error == E.NOT_COORDINATOR
         assert (await w.init("other")).error == E.NOT_COORDINATOR
-        assert w.coordinator.get("other") is None
+        assert "other" not in dict(w.coordinator.all())
         log.append_error = None
         assert not (await w.end(who, commit=False)).error, "the fence that failed has fenced nobody"
         await w.reaches(TransactionStatus.COMPLETE_ABORT)
@@ -609,10 +609,10 @@ async def test_ids_that_nobody_uses_expire() -> None:
         who = await w.init()
         w.now += w.settings.transactional_id_expiration_ms - 1
         await w.coordinator.expire()
-        assert w.coordinator.get("tx") is not None
+        assert "tx" in dict(w.coordinator.all())
         w.now += 1
         await w.coordinator.expire()
-        await until(lambda: w.coordinator.get("tx") is None)
+        await until(lambda: "tx" not in dict(w.coordinator.all()))
         assert await w.add(who, ORDERS) == E.INVALID_PRODUCER_ID_MAPPING
         await w.restart()
         assert w.coordinator.all() == []
@@ -847,7 +847,7 @@ async def test_nothing_passes_while_storage_confirms_a_transaction(monkeypatch: 
         await until(lambda: w.transaction.pending)
         assert (await w.end(who, commit=False)).error == E.CONCURRENT_TRANSACTIONS
         w.now += 2 * MINUTE
-        w.coordinator.tick()
+        w.coordinator.deadlines.tick()
         w.storage.open.set()
         assert not (await ending).error
         await w.reaches(TransactionStatus.COMPLETE_COMMIT)
@@ -867,7 +867,7 @@ async def test_10000_open_transactions() -> None:
         assert len(w.coordinator.open_for()) == len(names)
         assert len(w.coordinator.all()) == len(names) + 1
         w.now += 2 * MINUTE
-        w.coordinator.tick()
+        w.coordinator.deadlines.tick()
         await until(lambda: len(w.markers.written) == len(names))
         assert {ended.producer_id for ended in w.markers.written} == {who.producer_id for who in producers}
         assert not any(ended.commit for ended in w.markers.written)

@@ -157,7 +157,7 @@ class ClassicGroup:
     def describe(self) -> Description:
         """Return the group as DescribeGroups shows it: metadata and protocol only while it is stable."""
         protocol = self.protocol if self.state is State.STABLE else None
-        members = self.roster.describe(protocol)
+        members = tuple(m.stored(protocol, m.assignment) for m in self.roster)
         return Description(self.group_id, self.state.value, self.protocol_type or "", protocol or "", members)
 
     def check_commit(self, member_id: str, instance_id: str | None, generation: int, now: int) -> ErrorCode:
@@ -170,11 +170,8 @@ class ClassicGroup:
             return ErrorCode.NONE
         if generation < 0 and not member_id and instance_id is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
-        error = self.roster.check(member_id, instance_id)
-        if error:
+        if error := self._check_member(member_id, instance_id, generation):
             return error
-        if generation != self.generation:
-            return ErrorCode.ILLEGAL_GENERATION
         if self.state is State.COMPLETING_REBALANCE:
             return ErrorCode.REBALANCE_IN_PROGRESS
         self._beat(self.roster.members[member_id], now)
@@ -190,8 +187,11 @@ class ClassicGroup:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         if generation < 0 and (self.state is State.EMPTY or (not member_id and instance_id is None)):
             return ErrorCode.NONE
-        error = self.roster.check(member_id, instance_id)
-        if error:
+        return self._check_member(member_id, instance_id, generation)
+
+    def _check_member(self, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
+        """Return the error if this is no member of the group, or one of another generation; else NONE."""
+        if error := self.roster.check(member_id, instance_id):
             return error
         return ErrorCode.NONE if generation == self.generation else ErrorCode.ILLEGAL_GENERATION
 
@@ -240,11 +240,8 @@ class ClassicGroup:
         """
         if self.state is State.DEAD:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        error = self.roster.check(member_id, instance_id)
-        if error:
+        if error := self._check_member(member_id, instance_id, generation):
             return error
-        if generation != self.generation:
-            return ErrorCode.ILLEGAL_GENERATION
         self._beat(self.roster.members[member_id], now)
         return ErrorCode.REBALANCE_IN_PROGRESS if self.state is State.PREPARING_REBALANCE else ErrorCode.NONE
 
@@ -513,11 +510,8 @@ class ClassicGroup:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         if self.state is State.EMPTY:
             return ErrorCode.UNKNOWN_MEMBER_ID
-        error = self.roster.check(request.member_id, request.instance_id)
-        if error:
+        if error := self._check_member(request.member_id, request.instance_id, request.generation):
             return error
-        if request.generation != self.generation:
-            return ErrorCode.ILLEGAL_GENERATION
         if _differ(request.protocol_type, self.protocol_type) or _differ(request.protocol, self.protocol):
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         if self.state is State.PREPARING_REBALANCE:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from kop.errors import ErrorCode
-from kop.wire.state import GroupMetadataValue
+from kop.wire.state import GroupMetadataValue, MemberMetadata
 
 Protocols: TypeAlias = tuple[tuple[str, bytes], ...]
 """The type of the protocols that a member supports: their names and metadata, the one it likes most first."""
@@ -110,18 +110,6 @@ class LeftMember:
 
 
 @dataclass(frozen=True, slots=True)
-class DescribedMember:
-    """A member as DescribeGroups shows it."""
-
-    member_id: str
-    instance_id: str | None
-    client_id: str
-    client_host: str
-    metadata: bytes
-    assignment: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Description:
     """A group of the classic protocol as DescribeGroups shows it."""
 
@@ -129,7 +117,8 @@ class Description:
     state: str
     protocol_type: str
     protocol: str
-    members: tuple[DescribedMember, ...]
+    members: tuple[MemberMetadata, ...]
+    """The members as the group's record would hold them, without their metadata if there is no protocol."""
 
 
 @dataclass(frozen=True, slots=True)

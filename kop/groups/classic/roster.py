@@ -15,7 +15,7 @@ from typing import Final
 from kop import clock
 from kop.coordination.deadlines import NEVER
 from kop.errors import ErrorCode, InternalError
-from kop.groups.classic.messages import DescribedMember, JoinedMember, JoinRequest, Protocols, Token
+from kop.groups.classic.messages import JoinedMember, JoinRequest, Protocols, Token
 from kop.wire.state import MemberMetadata
 
 CONSUMER_PROTOCOL_TYPE = "consumer"
@@ -113,8 +113,10 @@ class Member:
                 return metadata
         raise InternalError(f"member {self.member_id} does not support protocol {protocol!r}")
 
-    def stored(self, protocol: str, assignment: bytes) -> MemberMetadata:
-        """Return the member in the form of a group metadata record."""
+    def stored(self, protocol: str | None, assignment: bytes) -> MemberMetadata:
+        """Return the member in the form of a group metadata record, with its metadata for `protocol` if there is
+        one.
+        """
         return MemberMetadata(
             self.member_id,
             self.instance_id,
@@ -122,7 +124,7 @@ class Member:
             self.client_host,
             self.rebalance_timeout_ms,
             self.session_timeout_ms,
-            self.metadata(protocol),
+            b"" if protocol is None else self.metadata(protocol),
             assignment,
         )
 
@@ -280,20 +282,6 @@ class Roster:
     def seen_by_leader(self, protocol: str) -> tuple[JoinedMember, ...]:
         """Return the members with their metadata for `protocol`, as the group's leader gets them."""
         return tuple(JoinedMember(m.member_id, m.instance_id, m.metadata(protocol)) for m in self)
-
-    def describe(self, protocol: str | None) -> tuple[DescribedMember, ...]:
-        """Return the members for DescribeGroups, with their metadata for `protocol` if there is one."""
-        return tuple(
-            DescribedMember(
-                m.member_id,
-                m.instance_id,
-                m.client_id,
-                m.client_host,
-                b"" if protocol is None else m.metadata(protocol),
-                m.assignment,
-            )
-            for m in self
-        )
 
     def learn_subscriptions(self, protocol: str | None) -> None:
         """Read the topics that consumers subscribe to from their metadata for `protocol`, and keep them in
