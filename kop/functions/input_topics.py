@@ -10,6 +10,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import closing
 from typing import Any, Final
 
 from kop.client.offsets import TopicPartition
@@ -109,11 +110,8 @@ class PartitionDiscovery:
     def _run(self) -> None:
         while not self._over.wait(self._seconds):
             try:
-                client = ReadClient(self._settings, int(self._seconds * 1000))
-                try:
+                with closing(ReadClient(self._settings, int(self._seconds * 1000))) as client:
                     partitions = partitions_of(self._spec, topics_of([self._spec], client))
-                finally:
-                    client.close()
                 if not self._over.is_set():
                     self._tell(partitions)
             except Exception as error:

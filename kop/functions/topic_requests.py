@@ -11,7 +11,7 @@ import re
 import socket
 import tempfile
 from collections.abc import Collection, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -235,10 +235,9 @@ def read_definitions(
     """Return the meshes and the functions that are defined, by their full names, as their topic has them now; damaged
     ones are left out.
     """
-    topic = KeyedTopic(settings, DEFINITIONS, patience)
     meshes: dict[str, MeshDefinition] = {}
     functions: dict[str, Definition] = {}
-    try:
+    with closing(KeyedTopic(settings, DEFINITIONS, patience)) as topic:
         for key, value in topic.read().items():
             with suppress(DamagedRecordError):
                 name = mesh_of(key)
@@ -246,6 +245,4 @@ def read_definitions(
                     meshes[name] = MeshDefinition.from_json(value)
                 else:
                     functions[key] = Definition.from_json(value)
-    finally:
-        topic.close()
     return meshes, functions
