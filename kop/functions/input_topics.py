@@ -52,11 +52,6 @@ def _input_or_none(spec: FunctionSpec, topic: str) -> str | None:
     return next((name for name, given in spec.inputs.items() if given.is_regex and re.fullmatch(name, topic)), None)
 
 
-def named(spec: FunctionSpec) -> set[str]:
-    """Return the inputs that are names of topics, and no patterns."""
-    return {topic for topic, given in spec.inputs.items() if not given.is_regex}
-
-
 def topics_of(
     specs: Iterable[FunctionSpec], client: ReadClient, refused: dict[str, Exception] | None = None
 ) -> dict[str, TopicMetadata]:
@@ -68,8 +63,8 @@ def topics_of(
     names: set[str] = set()
     topics: dict[str, TopicMetadata] = {}
     for spec in specs:
-        names |= named(spec)
-        if not topics and named(spec) != spec.inputs.keys():
+        names.update(spec.named_inputs)
+        if not topics and len(spec.named_inputs) < len(spec.inputs):
             topics = client.topics(None, refused)
     # Of all topics the servers leave out those that this user may not see, and those of other namespaces.
     return topics | client.topics(names - topics.keys(), refused)

@@ -216,8 +216,7 @@ def find_partitions(
     for which requests are tried again.
     """
     with closing(WriteClient(settings, patience)) as writer:
-        topics = [topic for topic, given in spec.inputs.items() if not given.is_regex]
-        for topic in filter(None, [*topics, spec.output]):
+        for topic in filter(None, [*spec.named_inputs, spec.output]):
             if writer.make_topic(topic):
                 say(f"made the topic {topic}")
     with closing(ReadClient(settings, int(patience * 1000))) as reader:

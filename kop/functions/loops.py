@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from kop.functions.definitions import Definition
-from kop.functions.input_topics import named, reads
+from kop.functions.input_topics import reads
 from kop.functions.spec import FunctionSpec, SpecError
 
 
@@ -34,9 +34,9 @@ def loop_of(fqfn: str, definitions: Mapping[str, Definition]) -> Loop | None:
     by_name: dict[str, list[str]] = {}
     with_pattern = []
     for name, spec in specs.items():
-        for topic in named(spec):
+        for topic in spec.named_inputs:
             by_name.setdefault(topic, []).append(name)
-        if named(spec) != spec.inputs.keys():
+        if len(spec.named_inputs) < len(spec.inputs):
             with_pattern.append(name)
     ways: dict[str, tuple[tuple[str, str], ...]] = {fqfn: ()}
     waiting = deque([fqfn])
