@@ -24,12 +24,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from kop import clock
 from kop.client.offsets import TopicPartition
 from kop.functions import forking
 from kop.functions.child import GRACE_SECONDS, Start, run
+from kop.functions.definitions import InstanceName
 from kop.functions.function import CodePlace
 from kop.functions.instance import PATIENCE_SECONDS
 from kop.functions.logs import log_end
@@ -39,9 +40,6 @@ from kop.functions.triggers import ABSENT, LATE
 from kop.functions.watch import NOT_CALLING, CallWatch, place_of
 
 log = logging.getLogger(__name__)
-
-InstanceName: TypeAlias = tuple[str, int]
-"""tenant/namespace/name of a function, and the number of the instance."""
 
 LONGEST_DELAY: Final = 60.0
 """Seconds until an instance is started again that ends again and again."""
