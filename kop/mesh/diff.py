@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from kop.mesh.graph import reachable
 from kop.mesh.plan import Component, MeshPlan
 from kop.mesh.spec import FunctionPart, Mesh, Part, QueryPart
 
@@ -40,14 +41,14 @@ def changes(old: Mesh, old_plan: MeshPlan, new: Mesh, new_plan: MeshPlan) -> tup
 def _of_mesh(old: Mesh, new: Mesh) -> Iterator[MeshChange]:
     named = {"trigger": "trigger", "batch_seconds": "batchSeconds", "fuse": "fuse"}
     for name, written in named.items():
-        yield from _step("mesh", written, getattr(old, name), getattr(new, name))
-    yield from _step("mesh", "externalWriters", sorted(old.external_writers), sorted(new.external_writers))
-    yield from _step("mesh", "kopOptions", dict(old.kop_options), dict(new.kop_options))
+        yield from _step(written, getattr(old, name), getattr(new, name))
+    yield from _step("externalWriters", sorted(old.external_writers), sorted(new.external_writers))
+    yield from _step("kopOptions", dict(old.kop_options), dict(new.kop_options))
 
 
-def _step(of: Literal["mesh"], name: str, old: Any, new: Any) -> Iterator[MeshChange]:
+def _step(name: str, old: Any, new: Any) -> Iterator[MeshChange]:
     if old != new:
-        yield MeshChange(of, name, f"{_shown(old)} -> {_shown(new)}")
+        yield MeshChange("mesh", name, f"{_shown(old)} -> {_shown(new)}")
 
 
 def _shown(value: Any) -> str:
@@ -192,16 +193,9 @@ def _root(component: Component, name: str) -> tuple[str, ...]:
     """Return the topics that the component reads from outside of it and whose messages reach the function `name`,
     directly or through other functions of the component; in alphabetical order.
     """
-    roots: set[str] = set()
-    left, seen = [name], set[str]()
-    while left:
-        function = left.pop()
-        if function in seen:
-            continue
-        seen.add(function)
-        for topic, called in component.calls.items():
-            if function in called and topic in component.inputs:
-                roots.add(topic)
-            elif function in called:
-                left += [part.name for part in component.functions if topic in part.outputs]
-    return tuple(sorted(roots))
+    before: dict[str, list[str]] = {each: [] for each in component.names}
+    for topic, called in component.calls.items():
+        for reader in called if topic not in component.inputs else ():
+            before[reader] += [part.name for part in component.functions if topic in part.outputs]
+    behind = reachable([name], before)
+    return tuple(sorted(topic for topic in component.inputs if not behind.isdisjoint(component.calls[topic])))
