@@ -23,24 +23,11 @@ from kop.mesh.mend import is_mendable, mended
 from kop.mesh.nodes import Fields, MeshError, Mistake, Mistakes, Section, documents, is_null, items_of, line_of, near
 from kop.mesh.spec import FunctionPart, Kind, Mesh, Outline, OutputMode, QueryPart, SinkPart, SourcePart, Trigger, View
 from kop.mesh.tables import tables_of
-from kop.mesh.translate import Translated, translated
+from kop.mesh.translate import MESH_WIDE, Translated, translated
 
 P = TypeVar("P")
 
-MESH_FIELDS: Final = (
-    "tenant",
-    "namespace",
-    "name",
-    "functions",
-    "sources",
-    "sinks",
-    "queries",
-    "trigger",
-    "batchSeconds",
-    "fuse",
-    "externalWriters",
-    "kopOptions",
-)
+MESH_FIELDS: Final = ("tenant", "namespace", "name", "functions", "sources", "sinks", *MESH_WIDE)
 FORMAT_FIELDS: Final = ("valueFormat", "keyFormat", "kopOptions")
 SOURCE_FIELDS: Final = ("name", "format", "options", "schema", "output", *FORMAT_FIELDS)
 SINK_FIELDS: Final = ("name", "inputs", "format", "options", "columns", *FORMAT_FIELDS)
@@ -148,7 +135,6 @@ class _Reader:
         if not (functions or sources or sinks or queries or self._outlines or self._mistakes):
             top.wrong(top.line, "has no parts: functions, sources, sinks or queries")
         external = {self._topic(top, "externalWriters", line, text) for line, text in top.texts("externalWriters")}
-        trigger = top.choice("trigger", TRIGGERS, "continuous")
         mesh = Mesh(
             tenant=self._tenant,
             namespace=self._namespace,
@@ -157,7 +143,7 @@ class _Reader:
             sources=sources,
             sinks=sinks,
             queries=queries,
-            trigger="batch" if trigger == "batch" else "continuous",
+            trigger=top.choice("trigger", TRIGGERS, "continuous"),
             batch_seconds=top.number("batchSeconds", 10.0),
             fuse=top.truth("fuse", default=True),
             external_writers=frozenset(external),
@@ -263,14 +249,13 @@ class _Reader:
         views = self._views(section, sql)
         if sql and not views:
             section.wrong(section.line_at("sql"), "sql: names no topic after FROM or JOIN")
-        mode = section.choice("outputMode", OUTPUT_MODES, "append")
         formats = self._formats(section)
         part = QueryPart(
             name=name,
             sql=sql,
             views=views,
             output=output,
-            output_mode=next(known for known in OUTPUT_MODES if known == mode),
+            output_mode=section.choice("outputMode", OUTPUT_MODES, "append"),
             **formats,
             line=section.line,
         )
@@ -315,9 +300,8 @@ class _Reader:
         if is_private and not config.get("output"):
             section.wrong(section.line_at("private"), "private: there is no output that could be private")
         if spec is None or len(self._mistakes) > before:
-            inputs = [text for _, text in section.texts("inputs")] if "inputs" in section.fields else []
-            outlined = (inputs if spec is None else _named(spec)), (section.text("output"),)
-            return self._kept(None, "function", name, section, outlined, before)
+            inputs = [text for _, text in section.texts("inputs")] if spec is None else spec.named_inputs
+            return self._kept(None, "function", name, section, (inputs, (section.text("output"),)), before)
         config = FunctionConfig.model_validate(config).model_dump(
             by_alias=True, exclude_unset=True, exclude_none=True, mode="json"
         )
@@ -360,10 +344,6 @@ def _short(name: str) -> str:
     a dot, is returned as it is.
     """
     return name if "." in name else name.lower()
-
-
-def _named(spec: FunctionSpec) -> list[str]:
-    return [name for name, given in spec.inputs.items() if not given.is_regex]
 
 
 def _placed(told: str, line: int, lines: list[int]) -> tuple[int, str]:
