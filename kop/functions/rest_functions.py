@@ -112,7 +112,7 @@ class FunctionPaths:
         if not form["data"].file_name:
             raise RestError(400, "the part 'data' has no file name")
         package = Package(form["data"].file_name.replace("\\", "/").rpartition("/")[2], form["data"].data)
-        return shapes.config_with_package(config, package.name), package
+        return {**config, "py": package.name}, package
 
     async def _change(self, request: web.Request, kind: str, **given: Any) -> web.Response:
         """Ask the leader for a change of the function that a path names, and return the response to its answer.

@@ -122,11 +122,8 @@ class Service:
 
     def functions(self) -> list[Definition]:
         """Return all definitions, by their full names in order; none before the worker has started."""
-        return (
-            []
-            if self._parts is None
-            else sorted(dict(self._parts.metadata.definitions).values(), key=lambda definition: definition.fqfn)
-        )
+        definitions = {} if self._parts is None else dict(self._parts.metadata.definitions)
+        return [definition for _, definition in sorted(definitions.items())]
 
     def names(self, tenant: str, namespace: str) -> list[str]:
         """Return the names of the functions of a namespace."""
