@@ -149,6 +149,7 @@ CONNECTORS: Final = {
     "input.customSchemaSources",
 }
 """Fields of Pulsar's connectors that formats of Spark have not."""
+OF_OBJECTS: Final = ("apiVersion", "kind", "metadata", "spec", "status")
 SHORT: Final = {"classname": "className", "replicas": "parallelism"}
 """Fields of a function of the short form that have another name in ours."""
 
@@ -253,12 +254,10 @@ class _Objects:
         node = meshes[0]
         top = _fields(node)
         for name, line, _ in items_of(node):
-            if name not in {"apiVersion", "kind", "metadata", "spec"}:
-                if name == "status":
-                    self._ignore("Kubernetes'", name, line)
-                else:
-                    of_objects = ("apiVersion", "kind", "metadata", "spec", "status")
-                    self._mistakes.add(line, f"{name}: there is no such field{near(name, of_objects)}")
+            if name == "status":
+                self._ignore("Kubernetes'", name, line)
+            elif name not in OF_OBJECTS:
+                self._mistakes.add(line, f"{name}: there is no such field{near(name, OF_OBJECTS)}")
         items: list[tuple[yaml.Node, yaml.Node]] = []
         metadata, spec = top.get("metadata"), top.get("spec")
         for name, line, value in items_of(metadata) if metadata is not None else ():
