@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +19,7 @@ from kop.functions.localrun import names_of
 from kop.functions.other_workers import OtherWorkers
 from kop.functions.packages import Assembler
 from kop.functions.registry import Registry, membership_of
-from kop.functions.rest import RestServer, serve
+from kop.functions.rest import serve
 from kop.functions.worker_options import WorkerOptions, scheduler_named
 from kop.functions.worker_service import Parts, Service
 
@@ -35,7 +35,7 @@ class Worker(Service):
         self._patience = patience
         self._scheduler = scheduler_named(options.scheduler)
         self._others = OtherWorkers(options.token)
-        self._server: RestServer | None = None
+        self._stop_serving: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._changed = asyncio.Event()
         self._told_wrong: str | None = None
 
@@ -65,8 +65,8 @@ class Worker(Service):
                 allow_index=options.allow_index,
                 changed=changed,
             )
-            self._server = await serve(self, options.host, options.port, options.token)
-            self._me = options.announced(self._server.port)
+            port, self._stop_serving = await serve(self, options.host, options.port, options.token)
+            self._me = options.announced(port)
             names = await asyncio.to_thread(names_of, self._settings, self._patience, options.topic_namespace)
             registry = Registry(
                 self._settings,
@@ -101,8 +101,8 @@ class Worker(Service):
         if self._parts is not None:
             await asyncio.to_thread(self._parts.registry.close)
         await self._others.close()
-        if self._server is not None:
-            await self._server.close()
+        if self._stop_serving is not None:
+            await self._stop_serving()
 
     async def _follow(self, instances: AssignedInstances, registry: Registry) -> None:
         """Run the instances that the topics of functions assign to this worker, and end others; never returns."""
