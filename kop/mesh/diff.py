@@ -140,7 +140,8 @@ def _of_offsets(old: Mesh, old_plan: MeshPlan, new: Mesh, new_plan: MeshPlan) ->
         former = before.get(name)
         was = _reads(old_plan, name) if former is not None else {}
         is_same_group = former is not None and former.spec.group == part.spec.group
-        for topic, reads in _reads(new_plan, name).items():
+        now = _reads(new_plan, name)
+        for topic, reads in now.items():
             row = f"{name}, {topic}"
             start = "first record" if part.spec.subscription_position == "Earliest" else "end"
             if topic not in was:
@@ -156,7 +157,7 @@ def _of_offsets(old: Mesh, old_plan: MeshPlan, new: Mesh, new_plan: MeshPlan) ->
                 assert former is not None
                 told = f"group {former.spec.group} -> {part.spec.group}: begins at the {start} of the topic"
                 yield MeshChange("offsets", row, told)
-        for topic in was.keys() - _reads(new_plan, name).keys():
+        for topic in [topic for topic in was if topic not in now]:
             yield MeshChange("offsets", f"{name}, {topic}", "is read no more: what waits there is not done")
     for name, part in before.items():
         if name not in after:
