@@ -114,7 +114,10 @@ class _Draft:
                 self._walk(node, (), set())
             if not self._places.mistakes:
                 values = json.loads(text) if is_json else yaml.safe_load(text)
-                self._take_values(values)
+                if isinstance(values, dict):
+                    self.values = values
+                elif values is not None:
+                    self._places.wrong_line(1, "must be fields of a FunctionConfig, NAME: VALUE")
         except json.JSONDecodeError as error:
             self._places.wrong_line(error.lineno, error.msg)
         except yaml.MarkedYAMLError as error:
@@ -123,14 +126,6 @@ class _Draft:
             self._places.wrong_line(line, str(error.problem or error.context))
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             self._places.wrong((), str(error))
-
-    def _take_values(self, values: Any) -> None:
-        if values is None:
-            return
-        if not isinstance(values, dict):
-            self._places.wrong_line(1, "must be fields of a FunctionConfig, NAME: VALUE")
-            return
-        self.values = values
 
     def _walk(self, node: yaml.Node, path: Path, seen: set[int]) -> None:
         """Note the line of every part, and as mistakes the parts that YAML has and JSON has not."""

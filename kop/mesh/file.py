@@ -197,6 +197,10 @@ class _Reader:
         )
         return None
 
+    def _output(self, section: Section) -> str:
+        name = section.text("output", is_needed="the topic to write")
+        return self._topic(section, "output", section.line_at("output"), name)
+
     def _formats(self, section: Section) -> dict[str, Any]:
         return {
             "value_format": section.choice("valueFormat", _FORMATS, ""),
@@ -206,8 +210,7 @@ class _Reader:
 
     def _source(self, node: yaml.Node, index: int) -> SourcePart | None:
         section, name, before = self._section(node, index, "source", SOURCE_FIELDS)
-        output = section.text("output", is_needed="the topic to write")
-        output = self._topic(section, "output", section.line_at("output"), output)
+        output = self._output(section)
         formats = self._formats(section)
         part = SourcePart(
             name=name,
@@ -240,8 +243,7 @@ class _Reader:
     def _query(self, node: yaml.Node, index: int) -> QueryPart | None:
         section, name, before = self._section(node, index, "query", QUERY_FIELDS)
         sql = section.text("sql", is_needed="what it selects")
-        output = section.text("output", is_needed="the topic to write")
-        output = self._topic(section, "output", section.line_at("output"), output)
+        output = self._output(section)
         views = self._views(section, sql)
         if sql and not views:
             section.wrong(section.line_at("sql"), "sql: names no topic after FROM or JOIN")
