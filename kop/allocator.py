@@ -61,12 +61,14 @@ def share_arenas(arenas: int = 2) -> None:
         libc.mallopt(_M_ARENA_MAX, arenas)
 
 
-def resident_bytes() -> int:
-    """Return the bytes of the machine's memory that this process has now; 0 if the system does not tell."""
+def resident_bytes(pid: int | str = "self") -> int:
+    """Return the bytes of the machine's memory that a process, by default this one, has now; 0 if the system does not
+    tell.
+    """
     try:
-        with open("/proc/self/statm", "rb") as statm:
+        with open(f"/proc/{pid}/statm", "rb") as statm:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
+    except (OSError, ValueError, IndexError):
         return 0
 
 

@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -153,13 +154,10 @@ class FunctionState:
         return None if local is None else KeptState(local, dict(self._positions))
 
     def _restore(self, local: LocalState, numbers: Iterable[int]) -> None:
-        reader = self._new_reader()
-        try:
+        with closing(self._new_reader()) as reader:
             self._check_configs(reader)
             for number in numbers:
                 self._read(reader, local, number)
-        finally:
-            reader.close()
 
     def close(self) -> None:
         """Forget the copy; who waits for an answer, or asks from now on, gets a StateError."""

@@ -152,7 +152,7 @@ def run(connection: socket.socket, calling: Any, start: Start) -> None:
     """Run an instance until it is told to stop or ends by an error, which is told the worker; then end the process,
     with exit code 0 or 1.
     """
-    code = 0
+    code = 1
     control = Control(connection)
     signal.signal(signal.SIGTERM, control.stop_at_signal)
     logs_to_stderr()
@@ -178,16 +178,14 @@ def run(connection: socket.socket, calling: Any, start: Start) -> None:
             control.serve(instance)
             threading.Thread(target=_tell_start, args=(instance, control), daemon=True).start()
             instance.run()
+        code = 0
     except ReplacedError as error:
         control.tell(told="replaced", text=str(error))
-        code = 1
     except _TOLD as error:
         control.tell(told="error", text=str(error))
-        code = 1
     except BaseException as error:
         traceback.print_exc()
         control.tell(told="error", text=f"{type(error).__name__}: {error}")
-        code = 1
     finally:
         with suppress(Exception):
             sys.stdout.flush()

@@ -27,7 +27,7 @@ from kop.functions.config_fields import (
     names_beside,
 )
 from kop.functions.config_places import ConfigPlaces
-from kop.functions.spec import FunctionSpec
+from kop.functions.spec import FunctionSpec, SpecError
 from kop.functions.topics import HOME, TopicNames
 
 
@@ -52,12 +52,30 @@ def from_flags(
     places = ConfigPlaces(name)
     draft = _Draft(places)
     draft.take_text(text)
-    unread = places.has_mistakes
+    unread = bool(places.mistakes)
     draft.take_flags(flags)
     if unread:
         places.raise_mistakes()
     spec = spec_of(draft.checked(), places, topic_names)
-    return spec, places.notes
+    return spec, [note for _, note in places.notes]
+
+
+def read_values(
+    values: Mapping[str, Any], lines: Mapping[Path, int], topic_names: TopicNames
+) -> tuple[FunctionSpec | None, list[tuple[int, str]]]:
+    """Return the function of fields that somebody else has read, and notes for its author; None and all mistakes, if
+    there are any. Notes and mistakes have their lines, 0 if they have none.
+
+    `lines` has the lines of parts of the fields.
+    """
+    places = ConfigPlaces("", {})
+    places.lines.update(lines)
+    draft = _Draft(places)
+    draft.values.update(values)
+    try:
+        return spec_of(draft.checked(), places, topic_names), places.notes
+    except SpecError:
+        return None, sorted(places.mistakes)
 
 
 def fields(flags: Mapping[str, Any], file: tuple[str, str] | None = None) -> dict[str, Any]:
@@ -94,9 +112,12 @@ class _Draft:
             node = yaml.compose(text.replace("\t", " ") if is_json else text, Loader=yaml.SafeLoader)
             if node is not None:
                 self._walk(node, (), set())
-            if not self._places.has_mistakes:
+            if not self._places.mistakes:
                 values = json.loads(text) if is_json else yaml.safe_load(text)
-                self._take_values(values)
+                if isinstance(values, dict):
+                    self.values = values
+                elif values is not None:
+                    self._places.wrong_line(1, "must be fields of a FunctionConfig, NAME: VALUE")
         except json.JSONDecodeError as error:
             self._places.wrong_line(error.lineno, error.msg)
         except yaml.MarkedYAMLError as error:
@@ -106,17 +127,9 @@ class _Draft:
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             self._places.wrong((), str(error))
 
-    def _take_values(self, values: Any) -> None:
-        if values is None:
-            return
-        if not isinstance(values, dict):
-            self._places.wrong_line(1, "must be fields of a FunctionConfig, NAME: VALUE")
-            return
-        self.values = values
-
     def _walk(self, node: yaml.Node, path: Path, seen: set[int]) -> None:
         """Note the line of every part, and as mistakes the parts that YAML has and JSON has not."""
-        self._places.put_line(path, node.start_mark.line + 1)
+        self._places.lines[path] = node.start_mark.line + 1
         if id(node) in seen:
             self._places.wrong(path, "an alias (*): write the value again")
             return
@@ -125,7 +138,7 @@ class _Draft:
             keys = set[str]()
             for key, value in node.value:
                 inner = (*path, key.value if isinstance(key, yaml.ScalarNode) else "?")
-                self._places.put_line(inner, key.start_mark.line + 1)
+                self._places.lines[inner] = key.start_mark.line + 1
                 if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
                     self._places.wrong(inner, "a name must be a text: put it in quotes")
                 elif key.value in keys:
@@ -133,7 +146,7 @@ class _Draft:
                 else:
                     keys.add(key.value)
                 self._walk(value, inner, seen)
-                self._places.put_line(inner, key.start_mark.line + 1)
+                self._places.lines[inner] = key.start_mark.line + 1
         elif isinstance(node, yaml.SequenceNode):
             for index, value in enumerate(node.value):
                 self._walk(value, (*path, index), seen)
@@ -148,7 +161,7 @@ class _Draft:
             if given is None or given == ():
                 continue
             flag = FLAGS[name]
-            self._places.put_flag(flag.path, name)
+            self._places.flags[flag.path] = name
             value = given
             if flag.kind == "list" and isinstance(given, str):
                 value = [part.strip() for part in given.split(",") if part.strip()]
@@ -183,7 +196,7 @@ class _Draft:
         for problem in problems:
             self._take_problem(problem)
         bad = {problem["loc"][0] for problem in problems}
-        self._places.leave_out(bad)
+        self._places.bad |= bad
         return FunctionConfig.model_validate({name: self.values[name] for name in self.values if name not in bad})
 
     def _take_problem(self, problem: Any) -> None:

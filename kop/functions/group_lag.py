@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
+from contextlib import closing
 from typing import Any, Final
 
 from kop.client.offsets import LATEST, TopicPartition
@@ -29,18 +30,12 @@ def lag_of(
     Partitions without an offset, or with one that a transaction holds, are left out; all, if the server does not tell.
     """
     try:
-        writer = WriteClient(settings, PATIENCE_SECONDS)
-        try:
+        with closing(WriteClient(settings, PATIENCE_SECONDS)) as writer:
             committed = writer.committed(group, partitions, partitions)
-        finally:
-            writer.close()
         if not committed:
             return {}
-        reader = ReadClient(settings, int(PATIENCE_SECONDS * 1000))
-        try:
+        with closing(ReadClient(settings, int(PATIENCE_SECONDS * 1000))) as reader:
             ends = reader.list_offsets(dict.fromkeys(committed, LATEST), READ_COMMITTED)
-        finally:
-            reader.close()
     except Exception as error:  # a status without a lag is better than none
         log.info("the lag of %s cannot be counted: %s", group, error)
         return {}

@@ -10,7 +10,7 @@ of those names the revision before it, which is the offset of the request that w
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any, Final
 
 from kop.client.batches import StoredRecords
@@ -117,8 +117,5 @@ def read_history(
     client of its own. `settings` are kafka-python's; `patience`: the seconds for which requests to the server are tried
     again; `revision`: that of the current definition, None if there is none.
     """
-    reader = ReadClient(settings, int(patience * 1000))
-    try:
+    with closing(ReadClient(settings, int(patience * 1000))) as reader:
         return FunctionHistory(reader, fqfn).read(limit, revision)
-    finally:
-        reader.close()

@@ -10,6 +10,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import closing
 from typing import Any, Final
 
 from kop.client.offsets import TopicPartition
@@ -51,11 +52,6 @@ def _input_or_none(spec: FunctionSpec, topic: str) -> str | None:
     return next((name for name, given in spec.inputs.items() if given.is_regex and re.fullmatch(name, topic)), None)
 
 
-def named(spec: FunctionSpec) -> set[str]:
-    """Return the inputs that are names of topics, and no patterns."""
-    return {topic for topic, given in spec.inputs.items() if not given.is_regex}
-
-
 def topics_of(
     specs: Iterable[FunctionSpec], client: ReadClient, refused: dict[str, Exception] | None = None
 ) -> dict[str, TopicMetadata]:
@@ -67,8 +63,8 @@ def topics_of(
     names: set[str] = set()
     topics: dict[str, TopicMetadata] = {}
     for spec in specs:
-        names |= named(spec)
-        if not topics and named(spec) != spec.inputs.keys():
+        names.update(spec.named_inputs)
+        if not topics and len(spec.named_inputs) < len(spec.inputs):
             topics = client.topics(None, refused)
     # Of all topics the servers leave out those that this user may not see, and those of other namespaces.
     return topics | client.topics(names - topics.keys(), refused)
@@ -109,11 +105,8 @@ class PartitionDiscovery:
     def _run(self) -> None:
         while not self._over.wait(self._seconds):
             try:
-                client = ReadClient(self._settings, int(self._seconds * 1000))
-                try:
+                with closing(ReadClient(self._settings, int(self._seconds * 1000))) as client:
                     partitions = partitions_of(self._spec, topics_of([self._spec], client))
-                finally:
-                    client.close()
                 if not self._over.is_set():
                     self._tell(partitions)
             except Exception as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kop.functions.assigned_instances import ASK_SECONDS, AssignedInstances, unknown
@@ -23,31 +24,23 @@ from kop.functions.waiting import SEEN_SECONDS, until
 from kop.records.partitioning import partition_of
 
 
+@dataclass(frozen=True)
 class InstanceQuestions:
     """The questions that come to one worker. `settings` are kafka-python's; `workers` returns those that live."""
 
-    def __init__(
-        self,
-        settings: Mapping[str, Any],
-        worker_id: str,
-        metadata: FunctionsMetadata,
-        instances: AssignedInstances,
-        others: OtherWorkers,
-        workers: Callable[[], Sequence[WorkerInfo]],
-    ) -> None:
-        self._settings = settings
-        self._worker_id = worker_id
-        self._metadata = metadata
-        self._instances = instances
-        self._others = others
-        self._workers = workers
+    settings: Mapping[str, Any]
+    worker_id: str
+    metadata: FunctionsMetadata
+    instances: AssignedInstances
+    others: OtherWorkers
+    workers: Callable[[], Sequence[WorkerInfo]]
 
     async def status(self, fqfn: str, instance: int | None) -> dict[int, dict[str, Any]]:
         """Return the InstanceStatus, as JSON, of the assigned instances of a function, by number, or of one only. Of an
         instance whose worker does not answer it has only that error, and the lag.
         """
         owned: dict[str, list[int]] = {}
-        for (name, number), assignment in sorted(dict(self._metadata.assignments).items()):
+        for (name, number), assignment in sorted(dict(self.metadata.assignments).items()):
             if name == fqfn and instance in {None, number}:
                 owned.setdefault(assignment.worker, []).append(number)
         parts = await asyncio.gather(*(self._status_of(worker, fqfn, some) for worker, some in owned.items()))
@@ -59,7 +52,7 @@ class InstanceQuestions:
         """Add the field `lag`, by TOPIC-NUMBER, to the statuses of instances that do not tell theirs, from the offsets
         of the function's group.
         """
-        there, owners = self._metadata.definitions.get(fqfn), self._owners(fqfn)
+        there, owners = self.metadata.definitions.get(fqfn), self._owners(fqfn)
         silent = {
             number: owners[number].partitions
             for number, status in statuses.items()
@@ -68,33 +61,31 @@ class InstanceQuestions:
         places = [place for partitions in silent.values() for place in partitions]
         if there is None or not places:
             return
-        lag = await asyncio.to_thread(lag_of, self._settings, there.spec.group, places)
+        lag = await asyncio.to_thread(lag_of, self.settings, there.spec.group, places)
         for number, partitions in silent.items():
             told = {f"{place[0]}-{place[1]}": lag[place] for place in partitions if place in lag}
             statuses[number]["lag"] = told
 
     async def _status_of(self, worker_id: str, fqfn: str, numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
         try:
-            if worker_id == self._worker_id:
-                local = await asyncio.to_thread(self._instances.status)
+            if worker_id == self.worker_id:
+                local = await asyncio.to_thread(self.instances.status)
                 told = {number: status for (name, number), status in local.items() if name == fqfn}
             else:
-                told = await self._others.status(self._worker(worker_id), fqfn)
+                told = await self.others.status(self._worker(worker_id), fqfn)
         except OtherWorkerError as error:
             return {number: unknown(str(error)) for number in numbers}
         return {number: told.get(number) or unknown(f"{worker_id} is about to start it") for number in numbers}
 
     def _worker(self, worker_id: str) -> WorkerInfo:
-        living = next((worker for worker in self._workers() if worker.worker_id == worker_id), None)
+        living = next((worker for worker in self.workers() if worker.worker_id == worker_id), None)
         if living is None:
             raise OtherWorkerError(f"the worker {worker_id} is gone, and its instances are about to be given to others")
         return living
 
     def _owners(self, fqfn: str) -> dict[int, Assignment]:
         return {
-            number: assignment
-            for (name, number), assignment in dict(self._metadata.assignments).items()
-            if name == fqfn
+            number: assignment for (name, number), assignment in dict(self.metadata.assignments).items() if name == fqfn
         }
 
     async def ask_here(self, fqfn: str, instance: int, question: dict[str, Any]) -> dict[str, Any]:
@@ -102,7 +93,7 @@ class InstanceQuestions:
         changed, the question waits up to 2 s until it runs so.
         """
         name: InstanceName = (fqfn, instance)
-        return await self._instances.ask(name, question, lambda: self._metadata.assignments.get(name))
+        return await self.instances.ask(name, question, lambda: self.metadata.assignments.get(name))
 
     async def ask(self, fqfn: str, instance: int | None, question: dict[str, Any]) -> dict[str, Any]:
         """Ask an instance, wherever it runs, and return its answer, or a field `error` with a `status` of HTTP. Without
@@ -110,7 +101,7 @@ class InstanceQuestions:
         """
         await until(lambda: bool(self._owners(fqfn)), SEEN_SECONDS)  # it may have been defined just now
         owners = self._owners(fqfn)
-        there = self._metadata.definitions.get(fqfn)
+        there = self.metadata.definitions.get(fqfn)
         try:
             instance, question = _asked(owners, question, None if there is None else there.spec, instance)
         except TriggerError as error:
@@ -118,11 +109,11 @@ class InstanceQuestions:
         if instance not in owners:
             return {"error": f"no instance of {fqfn} runs that could answer: see its status", "status": ABSENT}
         worker = owners[instance].worker
-        if worker == self._worker_id:
+        if worker == self.worker_id:
             return await self.ask_here(fqfn, instance, question)
         try:
             seconds = float(question.get("seconds", ASK_SECONDS))
-            return await self._others.ask(self._worker(worker), fqfn, instance, question, seconds)
+            return await self.others.ask(self._worker(worker), fqfn, instance, question, seconds)
         except OtherWorkerError as error:
             return {"error": str(error), "status": ABSENT}
 

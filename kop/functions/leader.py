@@ -25,7 +25,7 @@ from kop.functions.definitions import (
     spec_of,
     updated,
 )
-from kop.functions.request_effects import DEFECT, LOST, MAX_BYTES, NO_PACKAGE, NOT_THERE, OK, WRONG, Effects, lost
+from kop.functions.request_effects import DEFECT, LOST, NOT_THERE, OK, WRONG, Effects, lost, wrong
 from kop.functions.scheduler import Wish
 from kop.functions.spec import FunctionSpec, SpecError
 from kop.functions.topics import HOME, TopicNames
@@ -137,17 +137,12 @@ class Leader:
         if request.kind in {"create", "update"}:
             try:
                 made = _configured(offset, request, there, self._topic_names)
-                spec = made.spec
             except SpecError as error:
                 return refused(WRONG, str(error))
-            if spec.fqfn != request.fqfn:
-                return refused(WRONG, f"the configuration is that of {spec.fqfn}, not of {request.fqfn}")
-            if len(made.to_json()) > MAX_BYTES:
-                return refused(WRONG, f"the definition of {request.fqfn} takes more than {MAX_BYTES} bytes")
-            if not made.package or not is_whole(made.package):
-                return refused(NO_PACKAGE, f"the package of {request.fqfn} is not there as a whole: send it again")
-            begins = {request.fqfn: _read_before(there, spec)}
-            return self._changed(offset, request, there, made, begins)
+            why = wrong(made, is_whole)
+            if why is not None:
+                return refused(*why)
+            return self._changed(offset, request, there, made, {request.fqfn: _read_before(there, made.spec)})
         assert there is not None
         every = range(there.spec.parallelism)
         if request.instance is not None and request.instance not in every:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -203,11 +204,8 @@ def names_of(settings: Mapping[str, Any], patience: float, namespace: str = DEFA
     """Return the meaning of topic names on a server, which is asked if it takes names with slashes. `settings` are
     kafka-python's.
     """
-    client = WriteClient(settings, patience)
-    try:
+    with closing(WriteClient(settings, patience)) as client:
         return TopicNames(namespace, has_namespaces=client.takes_name(_PROBE))
-    finally:
-        client.close()
 
 
 def find_partitions(
@@ -217,19 +215,12 @@ def find_partitions(
     defaults if they are not there, which `say` is told. ClientError if there is no partition. `patience`: the seconds
     for which requests are tried again.
     """
-    writer = WriteClient(settings, patience)
-    try:
-        topics = [topic for topic, given in spec.inputs.items() if not given.is_regex]
-        for topic in filter(None, [*topics, spec.output]):
+    with closing(WriteClient(settings, patience)) as writer:
+        for topic in filter(None, [*spec.named_inputs, spec.output]):
             if writer.make_topic(topic):
                 say(f"made the topic {topic}")
-    finally:
-        writer.close()
-    reader = ReadClient(settings, int(patience * 1000))
-    try:
+    with closing(ReadClient(settings, int(patience * 1000))) as reader:
         partitions = list(partitions_of(spec, topics_of([spec], reader)))
-    finally:
-        reader.close()
     if not partitions:
         raise ClientError(f"no topic matches {', '.join(spec.inputs)}: create one, then start again")
     return partitions

@@ -17,7 +17,7 @@ import traceback
 from collections import deque
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TextIO
 
 from kop import clock
 from kop.client.batches import NewRecord
@@ -215,7 +215,7 @@ class _Copied(io.TextIOBase):
     """stdout or stderr, of which each line goes to the log topic, too."""
 
     def __init__(self, topic: LogTopic, name: str, level: str) -> None:
-        self.real = getattr(sys, name)
+        self.real: TextIO = getattr(sys, name)
         self._topic = topic
         self._name = name
         self._level = level
@@ -248,16 +248,13 @@ class _Copied(io.TextIOBase):
 
     def fileno(self) -> int:
         """Return the descriptor of the stream."""
-        number: int = self.real.fileno()
-        return number
+        return self.real.fileno()
 
     def isatty(self) -> bool:
         """Return if it is a terminal."""
-        answer: bool = self.real.isatty()
-        return answer
+        return self.real.isatty()
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
         """The encoding of the stream."""
-        name: str = self.real.encoding
-        return name
+        return self.real.encoding

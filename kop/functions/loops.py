@@ -7,11 +7,12 @@ Must not know: who defines functions, what is written to topics that no definiti
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from kop.functions.definitions import Definition
-from kop.functions.input_topics import named, reads
+from kop.functions.input_topics import reads
 from kop.functions.spec import FunctionSpec, SpecError
 
 
@@ -28,15 +29,18 @@ def loop_of(fqfn: str, definitions: Mapping[str, Definition]) -> Loop | None:
 
     What a function gives to `context.publish` alone is not known here.
     """
-    specs = dict(_specs(definitions))
+    specs: dict[str, FunctionSpec] = {}
+    for name, definition in definitions.items():
+        with suppress(SpecError):  # another version of kop took it
+            specs[name] = definition.spec
     if fqfn not in specs:
         return None
     by_name: dict[str, list[str]] = {}
     with_pattern = []
     for name, spec in specs.items():
-        for topic in named(spec):
+        for topic in spec.named_inputs:
             by_name.setdefault(topic, []).append(name)
-        if named(spec) != spec.inputs.keys():
+        if len(spec.named_inputs) < len(spec.inputs):
             with_pattern.append(name)
     ways: dict[str, tuple[tuple[str, str], ...]] = {fqfn: ()}
     waiting = deque([fqfn])
@@ -47,23 +51,12 @@ def loop_of(fqfn: str, definitions: Mapping[str, Definition]) -> Loop | None:
             for reader in sorted(readers):
                 way = (*ways[writer], (writer, topic))
                 if reader == fqfn:
-                    return Loop(_told(way), max(map(_made_ms, (definitions[name] for name, _ in way))))
+                    makers = [definitions[name] for name, _ in way]
+                    return Loop(_told(way), max(maker.version_ms or maker.at_ms for maker in makers))
                 if reader not in ways:
                     ways[reader] = way
                     waiting.append(reader)
     return None
-
-
-def _specs(definitions: Mapping[str, Definition]) -> Iterable[tuple[str, FunctionSpec]]:
-    for fqfn, definition in definitions.items():
-        try:
-            yield fqfn, definition.spec
-        except SpecError:  # another version of kop took it
-            continue
-
-
-def _made_ms(definition: Definition) -> int:
-    return definition.version_ms or definition.at_ms
 
 
 def _told(way: tuple[tuple[str, str], ...]) -> str:

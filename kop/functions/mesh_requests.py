@@ -9,16 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from kop.functions.definitions import (
-    Definition,
-    LeaderAnswer,
-    MeshDefinition,
-    Request,
-    WantedMesh,
-    spec_of,
-)
-from kop.functions.request_effects import LOST, MAX_BYTES, NO_PACKAGE, NOT_THERE, OK, WRONG, Effects, lost
-from kop.functions.spec import SpecError
+from kop.functions.definitions import Definition, LeaderAnswer, MeshDefinition, Request, WantedMesh
+from kop.functions.request_effects import LOST, MAX_BYTES, NOT_THERE, OK, WRONG, Effects, lost, wrong
 from kop.functions.topics import TopicNames
 
 
@@ -53,8 +45,7 @@ def decide(offset: int, request: Request, name: str, known: Known) -> Effects:
             raise _RefusedError(*why)
         if request.kind in {"create", "update"}:
             return _configured(offset, request, name, there, known)
-        if there is None:
-            raise _RefusedError(WRONG, f"there is no such request for a mesh: {request.kind}")
+        assert there is not None
         if request.kind == "delete":
             return _deleted(offset, request, there, known)
         made = _switched(offset, request, there)
@@ -142,7 +133,9 @@ def _configured(offset: int, request: Request, name: str, there: MeshDefinition 
             by=request.by,
             at_ms=request.at_ms,
         )
-        _check(made, known)
+        why = wrong(made, known.is_whole)
+        if why is not None:
+            raise _RefusedError(*why)
         before = known.definitions.get(fqfn)
         if before is None or _content(before) != _content(made):
             definitions[fqfn] = made
@@ -177,22 +170,6 @@ def _configured(offset: int, request: Request, name: str, there: MeshDefinition 
 
 def _content(made: Definition) -> tuple[object, ...]:
     return dict(made.config), made.package, made.package_name, made.topic_names, made.mesh
-
-
-def _check(made: Definition, known: Known) -> None:
-    """Check the function of a mesh. _RefusedError if its configuration is wrong or another function's, it is too large,
-    or its package is not there.
-    """
-    try:
-        fqfn = spec_of(made.config, known.topic_names).fqfn
-    except SpecError as error:
-        raise _RefusedError(WRONG, str(error)) from None
-    if fqfn != made.fqfn:
-        raise _RefusedError(WRONG, f"the configuration is that of {fqfn}, not of {made.fqfn}")
-    if len(made.to_json()) > MAX_BYTES:
-        raise _RefusedError(WRONG, f"the definition of {fqfn} takes more than {MAX_BYTES} bytes")
-    if not known.is_whole(made.package):
-        raise _RefusedError(NO_PACKAGE, f"the package of {fqfn} is not there as a whole: send it again")
 
 
 def _check_names(name: str, wanted: WantedMesh, known: Known) -> None:

@@ -60,16 +60,8 @@ def families(instances: Instances, cluster: str) -> Iterable[Metric]:
     latency = summary_family("pulsar_function_process_latency_ms", "Latency of calls.", labels)
     latency_minute = summary_family("pulsar_function_process_latency_ms_1min", "Latency, last minute.", labels)
     last = gauge_family("pulsar_function_last_invocation", "When the function was called last.", labels)
-    user = summary_family(
-        "pulsar_function_user_metric",
-        "What functions gave to record_metric.",
-        ["tenant", "namespace", "name", "instance_id", "cluster", "fqfn", "metric"],
-    )
-    lag = gauge_family(
-        "kop_function_lag",
-        "Messages that an instance has before it.",
-        ["tenant", "namespace", "name", "instance_id", "cluster", "fqfn", "topic", "partition"],
-    )
+    user = summary_family("pulsar_function_user_metric", "What functions gave to record_metric.", [*labels, "metric"])
+    lag = gauge_family("kop_function_lag", "Messages that an instance has before it.", [*labels, "topic", "partition"])
     for (fqfn, number), status in sorted(instances.items()):
         tenant, namespace, name = fqfn.split("/")
         values = [tenant, f"{tenant}/{namespace}", name, str(number), cluster, fqfn]

@@ -56,9 +56,8 @@ class OtherWorkers:
     ) -> dict[str, Any]:
         if self._session is None:
             self._session = aiohttp.ClientSession(headers=self._headers)
-        host = f"[{worker.host}]" if ":" in worker.host else worker.host
-        url = f"http://{host}:{worker.port}{path}"
-        where = f"the worker {worker.worker_id} at {host}:{worker.port}"
+        url = f"http://{worker.address}{path}"
+        where = f"the worker {worker.worker_id} at {worker.address}"
         limit = aiohttp.ClientTimeout(total=seconds)
         try:
             async with self._session.request(method, url, json=body, timeout=limit) as response:

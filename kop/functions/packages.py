@@ -122,10 +122,6 @@ class Assembler:
         """Return the keys of the records of a package that have come and were not removed."""
         return [f"{digest}/{number}".encode() for number in sorted(self._parts.get(digest, ()))]
 
-    def digests(self) -> set[str]:
-        """Return the digests of the packages of which anything is there."""
-        return set(self._parts)
-
     def is_whole(self, digest: str) -> bool:
         """Return True if all parts of a package are there."""
         return digest in self._counts and self._parts[digest] >= set(range(self._counts[digest]))

@@ -24,12 +24,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from kop import clock
+from kop.allocator import resident_bytes
 from kop.client.offsets import TopicPartition
 from kop.functions import forking
 from kop.functions.child import GRACE_SECONDS, Start, run
+from kop.functions.definitions import InstanceName
 from kop.functions.function import CodePlace
 from kop.functions.instance import PATIENCE_SECONDS
 from kop.functions.logs import log_end
@@ -39,9 +41,6 @@ from kop.functions.triggers import ABSENT, LATE
 from kop.functions.watch import NOT_CALLING, CallWatch, place_of
 
 log = logging.getLogger(__name__)
-
-InstanceName: TypeAlias = tuple[str, int]
-"""tenant/namespace/name of a function, and the number of the instance."""
 
 LONGEST_DELAY: Final = 60.0
 """Seconds until an instance is started again that ends again and again."""
@@ -354,7 +353,7 @@ class Processes:
         """
         assert child.watch.seconds is not None
         child.look_at = now + child.watch.seconds
-        reason = child.watch.look(list(child.calling), _rss(child.process.pid), now)
+        reason = child.watch.look(list(child.calling), resident_bytes(child.process.pid or 0), now)
         if reason is not None:
             child.reason, child.look_at = reason, None
             forking.kill(child.process)
@@ -498,12 +497,3 @@ def _answer(future: Future[dict[str, Any]], seconds: float) -> dict[str, Any]:
 def _settle(future: Future[dict[str, Any]], answer: dict[str, Any]) -> None:
     with suppress(InvalidStateError):  # nobody waits any more
         future.set_result(answer)
-
-
-def _rss(pid: int | None) -> int:
-    """Return how many bytes of memory a process has; 0 if the system does not tell."""
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as statm:
-            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0

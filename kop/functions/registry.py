@@ -24,7 +24,6 @@ from kop.client.read_client import OUT_OF_RANGE, FetchSettings, ReadClient
 from kop.client.write_client import WriteClient
 from kop.functions.definitions import DamagedRecordError, LeaderAnswer, Request, WorkerInfo, to_log
 from kop.functions.history import read_history
-from kop.functions.input_topics import named
 from kop.functions.instance import ID_PREFIX
 from kop.functions.leader import KNOWN_REQUESTS
 from kop.functions.leading import GROUP, Leading, produce
@@ -237,7 +236,8 @@ class Registry:
         """
         with self._writing:
             assert self._writer is not None
-            return [topic for topic in filter(None, [*named(spec), spec.output]) if self._writer.make_topic(topic)]
+            topics = filter(None, [*spec.named_inputs, spec.output])
+            return [topic for topic in topics if self._writer.make_topic(topic)]
 
     def history(self, fqfn: str, limit: int) -> list[tuple[Request, LeaderAnswer | None]]:
         """Return the last `limit` requests for a function, the oldest of them first, each with its answer, or None if

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeAlias
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -30,24 +30,11 @@ log = logging.getLogger(__name__)
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class RestServer:
-    """The HTTP server of a worker, which runs."""
-
-    def __init__(self, runner: web.AppRunner) -> None:
-        self._runner = runner
-
-    @property
-    def port(self) -> int:
-        """The port on which it listens."""
-        return int(self._runner.addresses[0][1])
-
-    async def close(self) -> None:
-        """Stop the server; requests that are being answered have a second to end."""
-        await self._runner.cleanup()
-
-
-async def serve(service: Service, host: str, port: int, token: str | None) -> RestServer:
-    """Listen and serve the REST interface of a worker; port 0 is any free one. ClientError if it may not, or cannot,
+async def serve(
+    service: Service, host: str, port: int, token: str | None
+) -> tuple[int, Callable[[], Coroutine[Any, Any, None]]]:
+    """Listen and serve the REST interface of a worker; port 0 is any free one. Returns the port, and the function that
+    stops the server: requests that are being answered have a second to end. ClientError if it may not, or cannot,
     listen at this address, or the token is too short.
     """
     if token is None and not is_loopback(host):
@@ -65,7 +52,7 @@ async def serve(service: Service, host: str, port: int, token: str | None) -> Re
         raise ClientError(
             f"name another address (--listen): {host}:{port} cannot be had ({error.strerror or error})"
         ) from None
-    return RestServer(runner)
+    return int(runner.addresses[0][1]), runner.cleanup
 
 
 def application(service: Service, token: str | None) -> web.Application:

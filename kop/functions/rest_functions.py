@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import difflib
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from aiohttp import web
 
@@ -66,13 +66,13 @@ class FunctionPaths:
             raise RestError(404, f"Function {fqfn} doesn't exist" + (f"; is it {names[near[0]]}?" if near else ""))
         return definition
 
-    def _expects(self, request: web.Request, fqfn: str) -> int:
+    def _expects(self, request: web.Request) -> int:
         """Return the revision that a change is based on: the one in If-Match, which its author has read, else that of
         the current definition. RestError if If-Match is no number, or if it is needed and there is no such function.
         """
         given = request.headers.get("If-Match", "").strip('" ')
         if given in {"", "*"}:
-            return self._needed(fqfn).revision
+            return self._needed(fqfn_of(request)).revision
         revision = number_in(given)
         if revision is None:
             raise RestError(400, f"If-Match must be a revision, not {given!r}")
@@ -112,47 +112,45 @@ class FunctionPaths:
         if not form["data"].file_name:
             raise RestError(400, "the part 'data' has no file name")
         package = Package(form["data"].file_name.replace("\\", "/").rpartition("/")[2], form["data"].data)
-        return shapes.config_with_package(config, package.name), package
+        return {**config, "py": package.name}, package
+
+    async def _change(self, request: web.Request, kind: str, **given: Any) -> web.Response:
+        """Ask the leader for a change of the function that a path names, and return the response to its answer.
+        RestError with the leader's reason if it is refused.
+        """
+        return answered(await self._service.requests.request(kind, fqfn_of(request), by=author_of(request), **given))
 
     async def create(self, request: web.Request) -> web.Response:
         """Make a function of the fields and the file in a form. Answers 204 with its revision as ETag, and with the
         header Kop-Note if it is part of a loop through topics; RestError with the leader's reason if it is refused.
         """
         config, package = await self._definition_given(request, is_update=False)
-        answer = await self._service.requests.request(
-            "create", fqfn_of(request), config=config, package=package, by=author_of(request)
-        )
-        return self._with_note(answered(answer), fqfn_of(request))
+        return self._with_note(request, await self._change(request, "create", config=config, package=package))
 
     async def update(self, request: web.Request) -> web.Response:
         """Change the fields of a function that are given in a form, and its code if there is a file. Answers as
         `create` does; refused if the function has another revision than If-Match says.
         """
         config, package = await self._definition_given(request, is_update=True)
-        fqfn = fqfn_of(request)
-        expects = self._expects(request, fqfn)
-        answer = await self._service.requests.request(
-            "update", fqfn, expects=expects, config=config, package=package, by=author_of(request)
-        )
-        return self._with_note(answered(answer), fqfn)
+        expects = self._expects(request)
+        response = await self._change(request, "update", expects=expects, config=config, package=package)
+        return self._with_note(request, response)
 
     def _loop(self, fqfn: str) -> Loop | None:
         return loop_of(fqfn, {definition.fqfn: definition for definition in self._service.functions()})
 
-    def _with_note(self, response: web.Response, fqfn: str) -> web.Response:
+    def _with_note(self, request: web.Request, response: web.Response) -> web.Response:
         """Return a response with the note that its function is part of a loop through topics, in the header Kop-Note,
         if it is.
         """
-        loop = self._loop(fqfn)
+        loop = self._loop(fqfn_of(request))
         if loop is not None:
             response.headers[NOTE] = loop.text.encode("ascii", "backslashreplace").decode()
         return response
 
     async def delete(self, request: web.Request) -> web.Response:
         """Delete a function. Answers 204; RestError if there is none, or if its revision is not that of If-Match."""
-        fqfn = fqfn_of(request)
-        expects = self._expects(request, fqfn)
-        return answered(await self._service.requests.request("delete", fqfn, expects=expects, by=author_of(request)))
+        return await self._change(request, "delete", expects=self._expects(request))
 
     def state_changes(self, kind: str) -> Handler:
         """Return the handler that asks to start, stop or restart (`kind`) a function, or the instance that the path
@@ -160,13 +158,8 @@ class FunctionPaths:
         """
 
         async def change(request: web.Request) -> web.Response:
-            fqfn, instance = self._one(request)
-            expects = self._expects(request, fqfn)
-            return answered(
-                await self._service.requests.request(
-                    kind, fqfn, expects=expects, instance=instance, by=author_of(request)
-                )
-            )
+            _, instance = self._one(request)
+            return await self._change(request, kind, expects=self._expects(request), instance=instance)
 
         return change
 

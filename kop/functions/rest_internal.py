@@ -7,7 +7,6 @@ Must not know: who may ask, what runs here: it asks a `Service`.
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Final
 
 from aiohttp import web
@@ -15,7 +14,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from kop.functions.metrics import exposition
 from kop.functions.rest_functions import FUNCTION, INSTANCE
-from kop.functions.rest_requests import RestError, fqfn_of
+from kop.functions.rest_requests import fqfn_of, json_object
 from kop.functions.worker_service import Service
 
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
@@ -39,13 +38,7 @@ class InternalPaths:
         """Return an instance's answer to the question in the request's body; the instance runs on this worker.
         RestError if the question is no object of JSON.
         """
-        body = await request.read()
-        try:
-            question = json.loads(body)
-        except ValueError as error:
-            raise RestError(400, f"the question is no JSON: {error}") from None
-        if not isinstance(question, dict):
-            raise RestError(400, "the question is no object of JSON")
+        question = json_object(await request.read(), "the question")
         return web.json_response(
             await self._service.local_ask(fqfn_of(request), int(request.match_info["instance"]), question)
         )

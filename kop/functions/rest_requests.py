@@ -50,6 +50,17 @@ def author_of(request: web.Request) -> str:
     return f"{program} from {request.remote}"
 
 
+def json_object(text: str | bytes, what: str) -> Json:
+    """Return a text as a JSON object. RestError if it is none; `what` names the text in it."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise RestError(400, f"{what} is no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise RestError(400, f"{what} must be an object of JSON, not a {type(value).__name__}")
+    return value
+
+
 class GivenPart(NamedTuple):
     """A part of a form."""
 
@@ -65,13 +76,7 @@ class GivenPart(NamedTuple):
 
     def json(self) -> Json:
         """Return the part as a JSON object. RestError if it is none."""
-        try:
-            value = json.loads(self.text())
-        except ValueError as error:
-            raise RestError(400, f"a part of the form is no JSON: {error}") from None
-        if not isinstance(value, dict):
-            raise RestError(400, f"a part of the form must be an object of JSON, not a {type(value).__name__}")
-        return value
+        return json_object(self.text(), "a part of the form")
 
 
 async def read_form(request: web.Request, limits: Mapping[str, int]) -> dict[str, GivenPart]:

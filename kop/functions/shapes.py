@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping, Sequence
-from pathlib import PurePath
 from typing import Any, Final
 
 _COUNTS: Final = {
@@ -45,11 +44,6 @@ def _whole(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _whole(inner) for key, inner in value.items()}
     return [_whole(inner) for inner in value] if isinstance(value, list) else value
-
-
-def config_with_package(config: Json, package_name: str) -> Json:
-    """Return a FunctionConfig in which `py` is the file name of its package."""
-    return {**config, "py": PurePath(package_name).name}
 
 
 # -- status

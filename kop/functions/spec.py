@@ -107,6 +107,11 @@ class FunctionSpec:
         return f"{self.tenant}/{self.namespace}/{self.name}"
 
     @property
+    def named_inputs(self) -> tuple[str, ...]:
+        """The inputs that are names of topics, and no patterns."""
+        return tuple(name for name, given in self.inputs.items() if not given.is_regex)
+
+    @property
     def own_topics(self) -> frozenset[str]:
         """The topics that the function writes by itself: a pattern of its inputs does not mean those."""
         late = "" if self.window is None else self.window.late_data_topic

@@ -11,7 +11,7 @@ import re
 import socket
 import tempfile
 from collections.abc import Collection, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -129,7 +129,7 @@ class TopicRequests:
         leader's answer. The packages are written if the leader does not have them.
         """
         kind: Any = "create" if there is None else "update"
-        request = self._request(kind, name, None if there is None else there.revision)
+        request = self._request(kind, name, _revision(there))
         return self._ask(replace(request, mesh=wanted), packages)
 
     def ensure(self, name: str, wanted: WantedMesh, packages: Collection[Package]) -> LeaderAnswer:
@@ -218,10 +218,10 @@ def is_same(wanted: WantedMesh, there: MeshDefinition, functions: Mapping[str, D
     """Return True if the mesh `there` and its functions, whose definitions are in `functions`, are as wanted."""
     if (wanted.text, tuple(wanted.functions), wanted.others) != (there.text, there.functions, there.others):
         return False
-    made = {fqfn: functions.get(fqfn) for fqfn in wanted.functions}
     return all(
-        made_one is not None and (dict(function.config), function.package) == (dict(made_one.config), made_one.package)
-        for function, made_one in zip(wanted.functions.values(), made.values(), strict=True)
+        fqfn in functions
+        and (dict(function.config), function.package) == (dict(functions[fqfn].config), functions[fqfn].package)
+        for fqfn, function in wanted.functions.items()
     )
 
 
@@ -235,10 +235,9 @@ def read_definitions(
     """Return the meshes and the functions that are defined, by their full names, as their topic has them now; damaged
     ones are left out.
     """
-    topic = KeyedTopic(settings, DEFINITIONS, patience)
     meshes: dict[str, MeshDefinition] = {}
     functions: dict[str, Definition] = {}
-    try:
+    with closing(KeyedTopic(settings, DEFINITIONS, patience)) as topic:
         for key, value in topic.read().items():
             with suppress(DamagedRecordError):
                 name = mesh_of(key)
@@ -246,6 +245,4 @@ def read_definitions(
                     meshes[name] = MeshDefinition.from_json(value)
                 else:
                     functions[key] = Definition.from_json(value)
-    finally:
-        topic.close()
     return meshes, functions

@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from kop.client.errors import ClientError
 from kop.functions.context import Acked, Effect, FunctionContext, InputRecord, Nacked, Publish
@@ -99,7 +98,7 @@ class TryOut:
         try:
             result = self._code.call(serde.deserialize(record[3]), context)
             if self._code.is_async:
-                result = asyncio.run(_awaited(result))
+                result = asyncio.run(result)
             output = None if result is None or not self._spec.output else self._output.serialize(result)
         except Exception as error:
             return Tried(None, [], False, _told(error, Path(self._spec.py)))
@@ -121,10 +120,6 @@ class TryOut:
             publish.tell(True, None)
         except Exception:
             log.exception("the callback of a publish to %s failed", publish.topic)
-
-
-async def _awaited(result: Awaitable[Any]) -> Any:
-    return await result
 
 
 def _told(error: Exception, file: Path) -> str:

@@ -22,12 +22,13 @@ import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final, NamedTuple, TypeAlias
+from functools import cached_property
+from typing import Any, ClassVar, Final, NamedTuple
 
+from kop.client.offsets import TopicPartition
 from kop.functions.spec import WindowSpec
-
-TopicPartition: TypeAlias = tuple[str, int]
 
 IDLE_INTERVALS: Final = 10
 """The intervals of the watermark, without a message, after which a partition does not hold it back any more."""
@@ -416,35 +417,29 @@ class _Run(NamedTuple):
     time: int
 
 
+@dataclass(frozen=True)
 class _Mark:
     """The mark about its windows that an instance leaves to the next one."""
 
-    VERSION: Final = 1
+    VERSION: ClassVar[int] = 1
 
-    def __init__(
-        self,
-        taken: Mapping[TopicPartition, int],
-        closed: int | None,
-        released: tuple[int, TopicPartition, int] | None,
-        runs: Sequence[_Run],
-        first_new: int,
-        new_ones_over: int,
-    ) -> None:
-        self.taken = taken
-        """The offset behind the last message that was taken, of each partition."""
-        self.closed = closed
-        self.released = released
-        self.runs = runs
-        """The messages that were kept, in their order, but for windows by time of events."""
-        self.first_new = first_new
-        """The index in `runs` of the first run that came after the last window; the number of runs if there is none."""
-        self.new_ones_over = new_ones_over
-        """The number of messages that came after the last window, and were not kept."""
-        self._by_partition: dict[TopicPartition, list[tuple[int, int, int, int]]] = {}
-        for place, run in enumerate(runs):
-            self._by_partition.setdefault(run.partition, []).append((run.first, run.last, place, run.time))
-        for of_partition in self._by_partition.values():
-            of_partition.sort()
+    taken: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """The offset behind the last message that was taken, of each partition."""
+    closed: int | None = None
+    released: tuple[int, TopicPartition, int] | None = None
+    runs: Sequence[_Run] = ()
+    """The messages that were kept, in their order, but for windows by time of events."""
+    first_new: int = 0
+    """The index in `runs` of the first run that came after the last window; the number of runs if there is none."""
+    new_ones_over: int = 0
+    """The number of messages that came after the last window, and were not kept."""
+
+    @cached_property
+    def _by_partition(self) -> dict[TopicPartition, list[tuple[int, int, int, int]]]:
+        by_partition: dict[TopicPartition, list[tuple[int, int, int, int]]] = {}
+        for place, run in sorted(enumerate(self.runs), key=lambda placed: placed[1][1:3]):
+            by_partition.setdefault(run.partition, []).append((run.first, run.last, place, run.time))
+        return by_partition
 
     def find(self, element: Element) -> tuple[int, int] | None:
         """Return the index of the run that a message of an earlier instance is in, and the run's time; None if the
@@ -505,7 +500,7 @@ class _Mark:
         if told is not None and told["version"] != cls.VERSION:
             raise ValueError(f"its version is {told['version']}")
         if told is None or told["shape"] != shape:
-            return cls({}, None, None, [], 0, 0)
+            return cls()
         partitions = [(topic, number) for topic, number, _ in told["partitions"]]
         taken = {(topic, number): offset for topic, number, offset in told["partitions"]}
         released = told["released"]

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from kop.mesh.graph import reachable
 from kop.mesh.plan import Component, MeshPlan
 from kop.mesh.spec import FunctionPart, Mesh, Part, QueryPart
 
@@ -40,14 +41,14 @@ def changes(old: Mesh, old_plan: MeshPlan, new: Mesh, new_plan: MeshPlan) -> tup
 def _of_mesh(old: Mesh, new: Mesh) -> Iterator[MeshChange]:
     named = {"trigger": "trigger", "batch_seconds": "batchSeconds", "fuse": "fuse"}
     for name, written in named.items():
-        yield from _step("mesh", written, getattr(old, name), getattr(new, name))
-    yield from _step("mesh", "externalWriters", sorted(old.external_writers), sorted(new.external_writers))
-    yield from _step("mesh", "kopOptions", dict(old.kop_options), dict(new.kop_options))
+        yield from _step(written, getattr(old, name), getattr(new, name))
+    yield from _step("externalWriters", sorted(old.external_writers), sorted(new.external_writers))
+    yield from _step("kopOptions", dict(old.kop_options), dict(new.kop_options))
 
 
-def _step(of: Literal["mesh"], name: str, old: Any, new: Any) -> Iterator[MeshChange]:
+def _step(name: str, old: Any, new: Any) -> Iterator[MeshChange]:
     if old != new:
-        yield MeshChange(of, name, f"{_shown(old)} -> {_shown(new)}")
+        yield MeshChange("mesh", name, f"{_shown(old)} -> {_shown(new)}")
 
 
 def _shown(value: Any) -> str:
@@ -139,7 +140,8 @@ def _of_offsets(old: Mesh, old_plan: MeshPlan, new: Mesh, new_plan: MeshPlan) ->
         former = before.get(name)
         was = _reads(old_plan, name) if former is not None else {}
         is_same_group = former is not None and former.spec.group == part.spec.group
-        for topic, reads in _reads(new_plan, name).items():
+        now = _reads(new_plan, name)
+        for topic, reads in now.items():
             row = f"{name}, {topic}"
             start = "first record" if part.spec.subscription_position == "Earliest" else "end"
             if topic not in was:
@@ -155,7 +157,7 @@ def _of_offsets(old: Mesh, old_plan: MeshPlan, new: Mesh, new_plan: MeshPlan) ->
                 assert former is not None
                 told = f"group {former.spec.group} -> {part.spec.group}: begins at the {start} of the topic"
                 yield MeshChange("offsets", row, told)
-        for topic in was.keys() - _reads(new_plan, name).keys():
+        for topic in [topic for topic in was if topic not in now]:
             yield MeshChange("offsets", f"{name}, {topic}", "is read no more: what waits there is not done")
     for name, part in before.items():
         if name not in after:
@@ -192,16 +194,9 @@ def _root(component: Component, name: str) -> tuple[str, ...]:
     """Return the topics that the component reads from outside of it and whose messages reach the function `name`,
     directly or through other functions of the component; in alphabetical order.
     """
-    roots: set[str] = set()
-    left, seen = [name], set[str]()
-    while left:
-        function = left.pop()
-        if function in seen:
-            continue
-        seen.add(function)
-        for topic, called in component.calls.items():
-            if function in called and topic in component.inputs:
-                roots.add(topic)
-            elif function in called:
-                left += [part.name for part in component.functions if topic in part.outputs]
-    return tuple(sorted(roots))
+    before: dict[str, list[str]] = {each: [] for each in component.names}
+    for topic, called in component.calls.items():
+        for reader in called if topic not in component.inputs else ():
+            before[reader] += [part.name for part in component.functions if topic in part.outputs]
+    behind = reachable([name], before)
+    return tuple(sorted(topic for topic in component.inputs if not behind.isdisjoint(component.calls[topic])))

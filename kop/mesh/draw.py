@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal, TypeAlias, get_args
 from xml.sax.saxutils import escape
 
 from kop.mesh.graph import Graph, reachable
@@ -21,6 +21,8 @@ from kop.mesh.plan import Component, MeshPlan
 from kop.mesh.spec import FunctionPart, Mesh, Outline, Part
 
 Shape: TypeAlias = Literal["function", "source", "sink", "query", "topic", "private"]
+Tip: TypeAlias = Literal["", "end", "start"]
+"""The end of a line that has a tip."""
 Edge: TypeAlias = tuple[str, str]
 """A topic and a part that reads it."""
 
@@ -82,7 +84,7 @@ class Line:
     """A part of an edge: points between which it bends in turn: straight, bent, straight ..."""
 
     points: tuple[tuple[float, float], ...]
-    arrow: Literal["", "end", "start"]
+    arrow: Tip
     is_dashed: bool
     told: str
 
@@ -186,7 +188,6 @@ class _Layout:
         """Node within a component to the component."""
         for component in plan.components:
             inner = [topic for topic in component.calls if topic not in component.inputs]
-            self._home |= dict.fromkeys(("part", name) for name in component.names)
             self._home |= {("part", name): component.name for name in component.names}
             self._home |= {("topic", topic): component.name for topic in inner}
         self._sizes: dict[Node, Box] = {}
@@ -263,7 +264,7 @@ class _Layout:
         """
         name = component.name
         nodes: list[Node] = [node for node in self._sizes if self._home.get(node) == name]
-        arrows: dict[Arrow, tuple[str, bool, str]] = {}
+        arrows: dict[Arrow, tuple[Tip, bool, str]] = {}
         ports_in: dict[Node, None] = {}
         ports_out: dict[Node, None] = {}
         for start, end, aside, told in self._edges:
@@ -324,7 +325,7 @@ class _Layout:
                     points += [(columns[node.layer][0], at[node] + down), (columns[node.layer][1], at[node] + down)]
                 else:
                     points += [block.ports[node]] * 2
-            block.lines.append(Line(tuple(points), "end" if mark == "end" else "", aside, told))
+            block.lines.append(Line(tuple(points), mark, aside, told))
         return block
 
     def _is_back(self, start: Node, end: Node, aside: bool) -> bool:
@@ -348,13 +349,13 @@ class _Layout:
 
     # -- the whole
 
-    def _arrows(self) -> dict[tuple[Node, Node, Node | None, Node | None], tuple[str, bool, str]]:
+    def _arrows(self) -> dict[tuple[Node, Node, Node | None, Node | None], tuple[Tip, bool, str]]:
         """Return the arrows between items of the whole picture. The key of an arrow has the items at its start and end
         and the ports there, each None if the item is no component or the arrow ends at its border; the value says which
         end has a tip ("start", "end", or "" for none), if it is a side output, and the edge in words. Of edges with one
         key the first is kept.
         """
-        arrows: dict[tuple[Node, Node, Node | None, Node | None], tuple[str, bool, str]] = {}
+        arrows: dict[tuple[Node, Node, Node | None, Node | None], tuple[Tip, bool, str]] = {}
         for start, end, aside, told in self._edges:
             first, second = self._item(start), self._item(end)
             if first == second:
@@ -461,8 +462,7 @@ class _Layout:
                 edge = x + self._width(item, blocks) if is_start else x
                 side = (column[1] if is_start else column[0]) + _MARGIN
                 points += [(edge, height), (side, height)] if is_start else [(side, height), (edge, height)]
-            arrow: Literal["", "end", "start"] = "end" if mark == "end" else "start" if mark == "start" else ""
-            picture.lines.append(Line(tuple(points), arrow, aside, told))
+            picture.lines.append(Line(tuple(points), mark, aside, told))
         picture.width = (columns[-1][1] if columns else 0) + 2 * _MARGIN
         picture.height = max((at[n] + self._height(n, blocks) / 2 for n in at), default=0) + 2 * _MARGIN
         return picture
@@ -486,7 +486,7 @@ def _placed(box: Box, middle: float, height: float) -> Box:
 
 
 def _moved(box: Box, x: float, y: float) -> Box:
-    return Box(box.shape, box.name, box.lines, box.details, box.x + x, box.y + y, box.width, box.height)
+    return replace(box, x=box.x + x, y=box.y + y)
 
 
 def _columns(layers: Layers, widths: Mapping[Node, float]) -> list[tuple[float, float]]:
@@ -532,13 +532,8 @@ _STYLE: Final = """
     }
   """
 _FONT: Final = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', Helvetica, Arial, sans-serif"
-_MEANINGS: Final[dict[Shape, str]] = {
-    "function": "function",
-    "source": "source",
-    "sink": "sink",
-    "query": "query",
-    "topic": "topic",
-    "private": "topic that is not written",
+_MEANINGS: Final[dict[Shape, str]] = {shape: shape for shape in get_args(Shape)} | {
+    "private": "topic that is not written"
 }
 
 

@@ -6,7 +6,6 @@ Must not know: how parts fit together (that is `check`), the other forms (they a
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,31 +15,19 @@ from typing import Any, Final, TypeVar
 import yaml
 
 from kop.functions.config_fields import FunctionConfig
-from kop.functions.config_reading import read as read_function
-from kop.functions.spec import FunctionSpec, SpecError
+from kop.functions.config_fields import Path as FieldPath
+from kop.functions.config_reading import read_values
+from kop.functions.spec import FunctionSpec
 from kop.functions.topics import HOME, TopicNameError, TopicNames
 from kop.mesh.mend import is_mendable, mended
-from kop.mesh.nodes import Fields, MeshError, Mistake, Mistakes, Section, documents, is_null, items_of, line_of, near
+from kop.mesh.nodes import MeshError, Mistake, Mistakes, Section, documents, is_null, items_of, line_of, near
 from kop.mesh.spec import FunctionPart, Kind, Mesh, Outline, OutputMode, QueryPart, SinkPart, SourcePart, Trigger, View
 from kop.mesh.tables import tables_of
-from kop.mesh.translate import Translated, translated
+from kop.mesh.translate import MESH_WIDE, Translated, translated
 
 P = TypeVar("P")
 
-MESH_FIELDS: Final = (
-    "tenant",
-    "namespace",
-    "name",
-    "functions",
-    "sources",
-    "sinks",
-    "queries",
-    "trigger",
-    "batchSeconds",
-    "fuse",
-    "externalWriters",
-    "kopOptions",
-)
+MESH_FIELDS: Final = ("tenant", "namespace", "name", "functions", "sources", "sinks", *MESH_WIDE)
 FORMAT_FIELDS: Final = ("valueFormat", "keyFormat", "kopOptions")
 SOURCE_FIELDS: Final = ("name", "format", "options", "schema", "output", *FORMAT_FIELDS)
 SINK_FIELDS: Final = ("name", "inputs", "format", "options", "columns", *FORMAT_FIELDS)
@@ -53,10 +40,6 @@ OUTPUT_MODES: Final[tuple[OutputMode, ...]] = ("append", "update", "complete")
 _WATERMARK: Final = re.compile(r"[\w.`]+\s+\d+\s*[a-z]+", re.ASCII | re.IGNORECASE)
 _FORMATS: Final = ("bytes", "string", "json", "avro", "protobuf", "auto")
 _MENDED: Final = "a field stands below an item of the list before it; so it would be beside the list"
-_MARK: Final = "\0"
-"""Stands for the file in mistakes of a function, whose lines are those of a text made for the check."""
-_PLACE: Final = re.compile(r"\0, line (\d+): ")
-_FLAG: Final = re.compile(r"^([\w.]+) \(--[-\w]+\): ")
 _NAME: Final = re.compile(r"[\w.=:-]+", re.ASCII)
 
 
@@ -148,7 +131,6 @@ class _Reader:
         if not (functions or sources or sinks or queries or self._outlines or self._mistakes):
             top.wrong(top.line, "has no parts: functions, sources, sinks or queries")
         external = {self._topic(top, "externalWriters", line, text) for line, text in top.texts("externalWriters")}
-        trigger = top.choice("trigger", TRIGGERS, "continuous")
         mesh = Mesh(
             tenant=self._tenant,
             namespace=self._namespace,
@@ -157,7 +139,7 @@ class _Reader:
             sources=sources,
             sinks=sinks,
             queries=queries,
-            trigger="batch" if trigger == "batch" else "continuous",
+            trigger=top.choice("trigger", TRIGGERS, "continuous"),
             batch_seconds=top.number("batchSeconds", 10.0),
             fuse=top.truth("fuse", default=True),
             external_writers=frozenset(external),
@@ -215,6 +197,10 @@ class _Reader:
         )
         return None
 
+    def _output(self, section: Section) -> str:
+        name = section.text("output", is_needed="the topic to write")
+        return self._topic(section, "output", section.line_at("output"), name)
+
     def _formats(self, section: Section) -> dict[str, Any]:
         return {
             "value_format": section.choice("valueFormat", _FORMATS, ""),
@@ -224,8 +210,7 @@ class _Reader:
 
     def _source(self, node: yaml.Node, index: int) -> SourcePart | None:
         section, name, before = self._section(node, index, "source", SOURCE_FIELDS)
-        output = section.text("output", is_needed="the topic to write")
-        output = self._topic(section, "output", section.line_at("output"), output)
+        output = self._output(section)
         formats = self._formats(section)
         part = SourcePart(
             name=name,
@@ -258,19 +243,17 @@ class _Reader:
     def _query(self, node: yaml.Node, index: int) -> QueryPart | None:
         section, name, before = self._section(node, index, "query", QUERY_FIELDS)
         sql = section.text("sql", is_needed="what it selects")
-        output = section.text("output", is_needed="the topic to write")
-        output = self._topic(section, "output", section.line_at("output"), output)
+        output = self._output(section)
         views = self._views(section, sql)
         if sql and not views:
             section.wrong(section.line_at("sql"), "sql: names no topic after FROM or JOIN")
-        mode = section.choice("outputMode", OUTPUT_MODES, "append")
         formats = self._formats(section)
         part = QueryPart(
             name=name,
             sql=sql,
             views=views,
             output=output,
-            output_mode=next(known for known in OUTPUT_MODES if known == mode),
+            output_mode=section.choice("outputMode", OUTPUT_MODES, "append"),
             **formats,
             line=section.line,
         )
@@ -308,16 +291,18 @@ class _Reader:
         if not isinstance(node, yaml.MappingNode):
             return None
         keeps_key, is_private = section.truth("keepsKey"), section.truth("private")
-        fields = {field: given for field, given in section.fields.items() if field not in OWN_FUNCTION_FIELDS}
-        text, lines = _as_json(section.line, fields, self._fixed(section))
-        spec = self._checked(section, text, lines)
-        config = json.loads(text)
+        lines: dict[FieldPath, int] = {}
+        fields = {name: given for name, given in section.fields.items() if name not in OWN_FUNCTION_FIELDS}
+        config = {
+            name: _value(node, (name,), line, lines, is_free=name == "userConfig")
+            for name, (line, node) in fields.items()
+        } | self._fixed(section)
+        spec = self._checked(section, config, lines)
         if is_private and not config.get("output"):
             section.wrong(section.line_at("private"), "private: there is no output that could be private")
         if spec is None or len(self._mistakes) > before:
-            inputs = [text for _, text in section.texts("inputs")] if "inputs" in section.fields else []
-            outlined = (inputs if spec is None else _named(spec)), (section.text("output"),)
-            return self._kept(None, "function", name, section, outlined, before)
+            inputs = [text for _, text in section.texts("inputs")] if spec is None else spec.named_inputs
+            return self._kept(None, "function", name, section, (inputs, (section.text("output"),)), before)
         config = FunctionConfig.model_validate(config).model_dump(
             by_alias=True, exclude_unset=True, exclude_none=True, mode="json"
         )
@@ -330,19 +315,16 @@ class _Reader:
             line=section.line,
         )
 
-    def _checked(self, section: Section, text: str, lines: list[int]) -> FunctionSpec | None:
+    def _checked(self, section: Section, config: dict[str, Any], lines: dict[FieldPath, int]) -> FunctionSpec | None:
         """Return a function if it passes the checks of functions, and keep what these tell its author for the notes of
         the mesh; else note its mistakes and return None.
         """
-        try:
-            spec, notes = read_function(text, _MARK, self._topic_names)
-        except SpecError as error:
-            for mistake in error.mistakes:
-                section.wrong(*_placed(mistake, section.line, lines))
-            return None
-        for note in notes:
-            line, told = _placed(note, section.line, lines)
-            self._notes.append(f"line {line}: {section.place}: {told}")
+        spec, told = read_values(config, lines, self._topic_names)
+        for line, text in told:
+            if spec is None:
+                section.wrong(line or section.line, text)
+            else:
+                self._notes.append(f"line {line or section.line}: {section.place}: {text}")
         return spec
 
     def _fixed(self, section: Section) -> dict[str, str]:
@@ -362,61 +344,19 @@ def _short(name: str) -> str:
     return name if "." in name else name.lower()
 
 
-def _named(spec: FunctionSpec) -> list[str]:
-    return [name for name, given in spec.inputs.items() if not given.is_regex]
+def _value(node: yaml.Node, path: FieldPath, line: int, lines: dict[FieldPath, int], *, is_free: bool) -> Any:
+    """Return the value of a field as JSON has it, and note in `lines` on which lines its parts stand; `path` is that of
+    the field, `line` its own.
 
-
-def _placed(told: str, line: int, lines: list[int]) -> tuple[int, str]:
-    """Return the line of the file and the text of a mistake that the check of functions has told. `lines` has the line
-    of the file for each line that the check was given; if the mistake names no line, `line` is returned.
+    What YAML takes for numbers or dates stays text; if `is_free`, only dates do.
     """
-    match = _PLACE.match(told)
-    if match:
-        return lines[int(match[1]) - 1], told[match.end() :]
-    return line, _FLAG.sub(r"\1: ", told)
-
-
-def _as_json(line: int, fields: Fields, fixed: dict[str, str]) -> tuple[str, list[int]]:
-    """Return fields as JSON, and for each line of it the line of the file; `line`, that of the part, for what the file
-    does not have.
-
-    What YAML takes for numbers or dates stays text; in `userConfig` only dates do. `fixed` goes before the fields, and
-    replaces those of the same names.
-    """
-    told: list[str] = []
-    lines: list[int] = []
-    for name, text in fixed.items():
-        told.append(f"{json.dumps(name)}: {json.dumps(text)},")
-        lines.append(fields[name][0] if name in fields else line)
-    for name, (at, node) in fields.items():
-        if name not in fixed:
-            _tell(node, f"{json.dumps(name)}: ", at, told, lines, is_free=name == "userConfig")
-            told[-1] += ","
-    if told:
-        told[-1] = told[-1].removesuffix(",")
-    return "\n".join(["{", *told, "}"]), [line, *lines, line]
-
-
-def _tell(node: yaml.Node, before: str, line: int, told: list[str], lines: list[int], *, is_free: bool) -> None:
-    if isinstance(node, yaml.ScalarNode):
-        told.append(before + json.dumps(_value(node, is_free=is_free)))
-        lines.append(line)
-        return
-    is_mapping = isinstance(node, yaml.MappingNode)
-    inner = [(f"{json.dumps(name)}: ", at, value) for name, at, value in items_of(node)]
-    if not is_mapping:
-        inner = [("", line_of(item), item) for item in node.value]
-    told.append(before + ("{" if is_mapping else "["))
-    lines.append(line)
-    for position, (name, at, value) in enumerate(inner):
-        _tell(value, name, at, told, lines, is_free=is_free)
-        if position < len(inner) - 1:
-            told[-1] += ","
-    told.append("}" if is_mapping else "]")
-    lines.append(line_of(node))
-
-
-def _value(node: yaml.ScalarNode, *, is_free: bool) -> Any:
+    lines[path] = line
+    if isinstance(node, yaml.MappingNode):
+        inner = items_of(node)
+        return {name: _value(value, (*path, name), at, lines, is_free=is_free) for name, at, value in inner}
+    if isinstance(node, yaml.SequenceNode):
+        items = enumerate(node.value)
+        return [_value(item, (*path, index), line_of(item), lines, is_free=is_free) for index, item in items]
     if is_null(node):
         return None
     if is_free and node.tag != "tag:yaml.org,2002:timestamp":

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 from zlib import crc32
 
+from kop.mesh.graph import ordered
+
 Node: TypeAlias = Hashable
 Arrow: TypeAlias = tuple[Node, Node]
 _ALL_ORDERS: Final = 4000
@@ -54,28 +56,22 @@ class Layers:
     """Of each layer but the last, to the next one."""
 
 
-def layer_numbers(nodes: Sequence[Node], arrows: Iterable[Arrow], first: Mapping[Node, int]) -> dict[Node, int]:
+def layer_numbers(nodes: Sequence[Node], arrows: Collection[Arrow], first: Mapping[Node, int]) -> dict[Node, int]:
     """Return the number of each node's layer, from 0 at the left, by longest paths; `first` has the lowest possible
     layer of some. Arrows have no cycle.
 
     Nodes that nothing leads to are moved next to the first node that they lead to, unless `first` names them.
     """
     after: dict[Node, list[Node]] = {node: [] for node in nodes}
-    before: dict[Node, int] = dict.fromkeys(nodes, 0)
     for start, end in arrows:
         after[start].append(end)
-        before[end] += 1
-    free = [node for node in nodes if not before[node]]
-    waits = dict(before)
+    led_to = {end for _, end in arrows}
     numbers = {node: first.get(node, 0) for node in nodes}
-    for node in (ready := list(free)):
+    for node in ordered(after):
         for other in after[node]:
             numbers[other] = max(numbers[other], numbers[node] + 1)
-            waits[other] -= 1
-            if not waits[other]:
-                ready.append(other)
-    for node in free:
-        if after[node] and node not in first:
+    for node in nodes:
+        if after[node] and node not in first and node not in led_to:
             numbers[node] = max(numbers[node], min(numbers[other] for other in after[node]) - 1)
     return numbers
 
@@ -195,13 +191,8 @@ def _sort_by_middle(
     beside = number - 1 if from_left else number + 1
     if not 0 <= beside < len(rows):
         return
-    place = {node: float(at) for at, node in enumerate(rows[beside])}
-    sums: dict[Node, list[float]] = {node: [] for node in rows[number]}
-    for link in links[min(number, beside)]:
-        if from_left:
-            sums[link.end].append(place[link.start] + _part(link.start_below))
-        else:
-            sums[link.start].append(place[link.end] + _part(link.end_below))
+    ends = _ends_beside(rows, links, number, from_left=from_left)
+    sums = {node: [at + _part(below) for at, below in places] for node, places in ends.items()}
     own = {node: at for at, node in enumerate(rows[number])}
     scale = len(rows[beside]) / max(len(rows[number]), 1)
     rows[number].sort(key=lambda node: sum(sums[node]) / len(sums[node]) if sums[node] else own[node] * scale)
@@ -220,8 +211,8 @@ def _swap(rows: list[list[Node]], links: Sequence[Sequence[LayerLink]], free: Se
         for number in free:
             row = rows[number]
             sides = [
-                _ends_beside(rows, links, number, from_left=True),
-                _ends_beside(rows, links, number, from_left=False),
+                {node: sorted(places) for node, places in _ends_beside(rows, links, number, from_left=side).items()}
+                for side in (True, False)
             ]
             for at in range(len(row) - 1):
                 above, below = row[at], row[at + 1]
@@ -237,7 +228,7 @@ def _ends_beside(
     rows: Sequence[list[Node]], links: Sequence[Sequence[LayerLink]], number: int, *, from_left: bool
 ) -> dict[Node, list[tuple[int, float]]]:
     """Return, for each node of the layer `number`, the places in the layer to the left of it (`from_left`) or to the
-    right at which its links end, from top to bottom.
+    right at which its links end, in the order of the links.
     """
     ends: dict[Node, list[tuple[int, float]]] = {node: [] for node in rows[number]}
     beside = number - 1 if from_left else number + 1
@@ -248,7 +239,7 @@ def _ends_beside(
                 ends[link.end].append((place[link.start], link.start_below))
             else:
                 ends[link.start].append((place[link.end], link.end_below))
-    return {node: sorted(places) for node, places in ends.items()}
+    return ends
 
 
 def _over(above: Sequence[tuple[int, float]], below: Sequence[tuple[int, float]]) -> int:

@@ -63,7 +63,8 @@ def check(
 class _Check:
     def __init__(self, draft: Draft, facts: Facts | None, makes_topics: bool) -> None:
         self.mistakes = Mistakes()
-        self.notes: list[str] = [] if facts is None else [*facts.notes]
+        self._known = facts or Facts()
+        self.notes = [*self._known.notes]
         self._makes_topics = makes_topics
         self._draft = draft
         self._mesh = draft.mesh
@@ -125,13 +126,11 @@ class _Check:
         missing: set[str] = set()
         told: list[str] = []
         for topic in outside:
-            if topic in mesh.external_writers:
+            if topic in mesh.external_writers or topic in self._known.writers:
                 continue
             others = [other for other in graph.topics if graph.writers[other]]
-            if self._facts is not None and topic in self._facts.writers:
-                continue
             nearest = near(topic, [*others, *mesh.external_writers])
-            exists = self._facts is not None and _exists(topic, self._facts)
+            exists = topic in self._known.partitions and topic not in self._known.missing
             if self._facts is not None and not self._makes_topics and not exists:
                 missing.add(topic)
                 why = "is not on the server, and no part writes it"
@@ -154,9 +153,7 @@ class _Check:
         graph = self._graph
         knotted = {name for knot in graph.cycles for name in knot}
         alive = {topic for topic in graph.topics if not graph.writers[topic] and topic not in missing}
-        alive |= self._mesh.external_writers | graph.side_writers.keys()
-        if self._facts is not None:
-            alive |= self._facts.writers.keys()
+        alive |= self._mesh.external_writers | graph.side_writers.keys() | self._known.writers.keys()
         reached: set[str] = set()
         while True:
             more = {
@@ -222,9 +219,8 @@ class _Check:
         """
         if self._mesh.trigger != "continuous":
             return
-        partitions: Mapping[str, int] = {} if self._facts is None else self._facts.partitions
         wanted = {
-            component.name: tasks_of(component.parallelism, component.inputs, partitions)
+            component.name: tasks_of(component.parallelism, component.inputs, self._known.partitions)
             for component in made.components
         }
         others = 1 if self._mesh.sources or self._mesh.sinks or self._mesh.queries else 0
@@ -249,10 +245,6 @@ def tasks_of(parallelism: int, inputs: Iterable[str], partitions: Mapping[str, i
     counts = [partitions.get(topic) for topic in inputs]
     known = [count for count in counts if count is not None]
     return min(parallelism, sum(known)) if counts and len(known) == len(counts) else parallelism
-
-
-def _exists(topic: str, facts: Facts) -> bool:
-    return topic in facts.partitions and topic not in facts.missing
 
 
 def _needs_nothing(part: Part | Outline) -> bool:

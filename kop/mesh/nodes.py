@@ -10,9 +10,11 @@ import difflib
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 import yaml
+
+C = TypeVar("C", bound=str)
 
 _DEPTH: Final = 60
 """The most levels to which nodes of YAML may lie within each other."""
@@ -235,13 +237,16 @@ class Section:
         self.wrong(line, f"{name}: must be a number above 0")
         return default
 
-    def choice(self, name: str, choices: Collection[str], default: str) -> str:
+    def choice(self, name: str, choices: Collection[C], default: C) -> C:
         """Return the text of a field that has to be among `choices`; `default` if it is empty or not there, or is
         something else, which is noted as a mistake.
         """
         given = self.text(name)
-        if not given or given in choices:
-            return given or default
+        if not given:
+            return default
+        for known in choices:
+            if given == known:
+                return known
         self.wrong(self.line_at(name), f"{name}: must be {' or '.join(choices)}, got {given}{near(given, choices)}")
         return default
 

@@ -44,7 +44,7 @@ class FunctionPart:
     @property
     def inputs(self) -> tuple[str, ...]:
         """The topics that it names as inputs, patterns left out."""
-        return tuple(name for name, given in self.spec.inputs.items() if not given.is_regex)
+        return self.spec.named_inputs
 
     @property
     def outputs(self) -> tuple[str, ...]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 from typing import Final
 
+from kop.mesh.graph import reachable
+
 _STATE: Final = frozenset({"incr_counter", "get_counter", "del_counter", "put_state", "get_state"})
 
 
@@ -29,16 +31,14 @@ def state_call(source: str, class_name: str) -> tuple[str, int] | None:
     }
     name = class_name.partition(".")[2].partition(".")[0] or "process"
     wanted = [name] if name in tops else list(tops)
-    seen: set[str] = set()
-    calls: list[tuple[int, str]] = []
-    while wanted:
-        name = wanted.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        for node in ast.walk(tops[name]):
-            if isinstance(node, ast.Attribute) and node.attr in _STATE:
-                calls.append((node.lineno, node.attr))
-            elif isinstance(node, ast.Name) and node.id in tops:
-                wanted.append(node.id)
+    uses = {
+        top: [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in tops]
+        for top, tree in tops.items()
+    }
+    calls = [
+        (node.lineno, node.attr)
+        for top in reachable(wanted, uses)
+        for node in ast.walk(tops[top])
+        if isinstance(node, ast.Attribute) and node.attr in _STATE
+    ]
     return (min(calls)[1], min(calls)[0]) if calls else None

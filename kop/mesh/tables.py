@@ -19,6 +19,8 @@ _TOKEN: Final = re.compile(
 )
 _ENDS: Final = {"where", "group", "order", "having", "limit", "union", "intersect", "except", "window", "by", "select"}
 """Words that end a list of tables."""
+_WITH_FROM: Final = {"extract", "trim", "substring", "substr", "overlay"}
+"""Functions that have a FROM between their parentheses."""
 _BEFORE_A_NAME: Final = {"lateral", "table"}
 
 
@@ -125,13 +127,7 @@ def _is_function(tokens: list[tuple[str | None, str]], index: int, depth: int) -
         elif token == "(":
             if inner == 0:
                 before = tokens[at - 1] if at else (None, "")
-                return before[0] == "word" and before[1].lower() in {
-                    "extract",
-                    "trim",
-                    "substring",
-                    "substr",
-                    "overlay",
-                }
+                return before[0] == "word" and before[1].lower() in _WITH_FROM
             inner -= 1
         at -= 1
     return False

@@ -149,6 +149,7 @@ CONNECTORS: Final = {
     "input.customSchemaSources",
 }
 """Fields of Pulsar's connectors that formats of Spark have not."""
+OF_OBJECTS: Final = ("apiVersion", "kind", "metadata", "spec", "status")
 SHORT: Final = {"classname": "className", "replicas": "parallelism"}
 """Fields of a function of the short form that have another name in ours."""
 
@@ -249,36 +250,33 @@ class _Objects:
             return None
         for node, kind in zip(nodes, kinds, strict=True):
             if kind not in {"FunctionMesh", "ConfigMap"}:
-                self._ignore("Kubernetes", f"the object {kind or 'without kind'}", line_of(node))
+                self._ignore("Kubernetes'", f"the object {kind or 'without kind'}", line_of(node))
         node = meshes[0]
         top = _fields(node)
         for name, line, _ in items_of(node):
-            if name not in {"apiVersion", "kind", "metadata", "spec"}:
-                if name == "status":
-                    self._ignore("Kubernetes", name, line)
-                else:
-                    of_objects = ("apiVersion", "kind", "metadata", "spec", "status")
-                    self._mistakes.add(line, f"{name}: there is no such field{near(name, of_objects)}")
+            if name == "status":
+                self._ignore("Kubernetes'", name, line)
+            elif name not in OF_OBJECTS:
+                self._mistakes.add(line, f"{name}: there is no such field{near(name, OF_OBJECTS)}")
         items: list[tuple[yaml.Node, yaml.Node]] = []
         metadata, spec = top.get("metadata"), top.get("spec")
         for name, line, value in items_of(metadata) if metadata is not None else ():
             if name == "name":
                 items.append((_scalar("name", value), value))
             else:
-                self._ignore("Kubernetes", f"metadata.{name}", line)
+                self._ignore("Kubernetes'", f"metadata.{name}", line)
         if spec is None:
             self._mistakes.add(line_of(node), "spec: is missing: functions, sources and sinks")
             return None
         for name, line, value in items_of(spec):
             if name in {"functions", "sources", "sinks"}:
-                translate = {"functions": self._function, "sources": self._source, "sinks": self._sink}[name]
                 if isinstance(value, yaml.SequenceNode):
-                    value = _list([translate(part) for part in value.value], value)  # noqa: PLW2901
+                    value = _list([self._part(name, part) for part in value.value], value)  # noqa: PLW2901
             elif name not in MESH_WIDE:
                 known = ("functions", "sources", "sinks", *MESH_WIDE)
                 self._mistakes.add(line, f"spec.{name}: there is no such field{near(name, known)}")
                 continue
-            items.append((yaml.ScalarNode(_TEXT, name, value.start_mark, value.end_mark), value))
+            items.append((_scalar(name, value), value))
         items += self._of_first(spec)
         url = self._admin_url(nodes, kinds)
         if url is not None:
@@ -328,8 +326,7 @@ class _Objects:
         return url
 
     def _ignore(self, whose: str, name: str, line: int) -> None:
-        owner = {"Kubernetes": "Kubernetes'", "JVM": "the JVM's"}.get(whose, whose)
-        self._ignored.setdefault(owner, {}).setdefault(name, line)
+        self._ignored.setdefault(whose, {}).setdefault(name, line)
 
     def _flat(
         self, node: yaml.Node, known: Mapping[str, str], place: str, dropped: set[str]
@@ -351,7 +348,7 @@ class _Objects:
                 if path in known and path not in dropped:
                     flat[path] = (at, item)
                 elif path in KUBERNETES:
-                    self._ignore("Kubernetes", path, at)
+                    self._ignore("Kubernetes'", path, at)
                 elif path in dropped:
                     self._ignore("Pulsar's connectors'", path, at)
                 elif path == "pulsar.pulsarConfig":
@@ -363,10 +360,16 @@ class _Objects:
                     self._mistakes.add(at, f"{place}: {path}: there is no such field{near(path, names)}")
         return flat
 
-    def _function(self, node: yaml.Node) -> yaml.Node:
+    def _part(self, name: str, node: yaml.Node) -> yaml.Node:
+        """Return a part, an item of the field with this name, in our form; what is no part is returned as it is."""
         if not isinstance(node, yaml.MappingNode):
             return node
-        place = f"function {_text_of(_fields(node).get('name')) or '?'}"
+        place = f"{name.removesuffix('s')} {_text_of(_fields(node).get('name')) or '?'}"
+        if name == "functions":
+            return self._function(node, place)
+        return self._connector(node, place, SOURCE if name == "sources" else SINK)
+
+    def _function(self, node: yaml.MappingNode, place: str) -> yaml.Node:
         flat = self._flat(node, FUNCTION, place, set())
         language = flat.pop("genericRuntime.language", None)
         file = flat.pop("genericRuntime.functionFile", None)
@@ -386,23 +389,15 @@ class _Objects:
         items: list[tuple[yaml.Node, yaml.Node]] = []
         for path, (line, value) in flat.items():
             if path in {"golang", *JVM}:
-                self._ignore("JVM" if path != "golang" else "Go's", path, line)
+                self._ignore("the JVM's" if path != "golang" else "Go's", path, line)
             elif path.endswith("ypeClassName") and _text_of(value).startswith(("java.", "[")):
-                self._ignore("JVM", path, line)
+                self._ignore("the JVM's", path, line)
             else:
                 items.append((_at(FUNCTION[path], line, value), _function_value(path, value)))
         return _mapping(items, node)
 
-    def _source(self, node: yaml.Node) -> yaml.Node:
-        return self._connector(node, "source", SOURCE)
-
-    def _sink(self, node: yaml.Node) -> yaml.Node:
-        return self._connector(node, "sink", SINK)
-
-    def _connector(self, node: yaml.Node, kind: str, table: Mapping[str, str]) -> yaml.Node:
-        if not isinstance(node, yaml.MappingNode):
-            return node
-        place = f"{kind} {_text_of(_fields(node).get('name')) or '?'}"
+    def _connector(self, node: yaml.MappingNode, place: str, table: Mapping[str, str]) -> yaml.Node:
+        kind = place.partition(" ")[0]
         dropped = CONNECTORS - set(table)
         items: list[tuple[yaml.Node, yaml.Node]] = []
         flat = self._flat(node, table, place, dropped)

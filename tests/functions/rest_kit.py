@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from email.message import Message
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from kop.functions.config_reading import read
 from kop.functions.definitions import Assignment, Definition, InstanceName, LeaderAnswer, WorkerInfo
@@ -282,11 +282,12 @@ def serving(service: FakeService, token: str | None = None) -> Iterator[Rest]:
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     try:
-        server = asyncio.run_coroutine_threadsafe(serve(service, "127.0.0.1", 0, token), loop).result(60)
+        begun = asyncio.run_coroutine_threadsafe(serve(cast(Any, service), "127.0.0.1", 0, token), loop)
+        port, stop = begun.result(60)
         try:
-            yield Rest(server.port, service)
+            yield Rest(port, service)
         finally:
-            asyncio.run_coroutine_threadsafe(server.close(), loop).result(60)
+            asyncio.run_coroutine_threadsafe(stop(), loop).result(60)
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

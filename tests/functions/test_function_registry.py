@@ -225,7 +225,7 @@ def test_a_deletion_takes_definition_assignments_package_and_offsets(broker: Bro
     wait_until(lambda: broker.committed(FQFN), "offsets")
     assert alone.ask("delete", expects=created.revision).won
     alone.until(lambda metadata: not metadata.definitions and not metadata.assignments)
-    alone.until(lambda _: not alone.registry.packages.digests())
+    alone.until(lambda _: not alone.registry.metadata.stored_at)
     wait_until(lambda: not broker.committed(FQFN), "no offsets")
     assert [request.kind for request, _ in alone.registry.history(FQFN, 10)] == ["create", "delete"]
 
@@ -300,11 +300,11 @@ def test_packages_that_nobody_named_for_long_are_deleted(
     alone.until(lambda metadata: "kept/f.py" in metadata.uploads)
     monkeypatch.setattr("kop.functions.leading.SWEEP_MS", -1_000)
     alone.ask("rebalance", "")
-    assert alone.registry.packages.digests() == {PACKAGE.digest}
+    assert alone.registry.metadata.stored_at.keys() == {PACKAGE.digest}
     alone.registry.write([(PACKAGES, b"path:kept/f.py", None)])
     alone.until(lambda metadata: not metadata.uploads)
     alone.ask("rebalance", "")
-    alone.until(lambda _: not alone.registry.packages.digests())
+    alone.until(lambda _: not alone.registry.metadata.stored_at)
 
 
 def test_a_scheduler_that_fails_is_not_used(broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

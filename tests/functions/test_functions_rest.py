@@ -403,9 +403,10 @@ def test_with_a_token_nobody_else_is_answered() -> None:
 
 
 def test_another_address_than_loopback_needs_a_token() -> None:
+    service: Any = FakeService()
     for host, token, reason in (("0.0.0.0", None, "--token-file"), ("::", None, "--token-file"), ("::1", "x", "16")):
         with pytest.raises(ClientError, match=reason):
-            asyncio.run(rest.serve(FakeService(), host, 0, token))
+            asyncio.run(rest.serve(service, host, 0, token))
     hosts = {"127.0.0.1": True, "127.8.8.8": True, "::1": True, "localhost": True, "127.example.org": False, "": False}
     assert {host: is_loopback(host) for host in hosts} == hosts
 

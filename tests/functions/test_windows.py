@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from kop.client.offsets import TopicPartition
 from kop.functions.spec import WindowSpec
-from kop.functions.windows import Element, Fate, TopicPartition, Windows
+from kop.functions.windows import Element, Fate, Windows
 
 P0, P1, P2 = ("in", 0), ("in", 1), ("in", 2)
 
