@@ -43,7 +43,7 @@ test: $(VENV)/.test ## lint, types and the tests that need nothing else: five mi
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@echo $(BIN)/mypy; $(BIN)/python -m pytest -q --collect-only $(QUICK) >/dev/null 2>&1 & $(BIN)/mypy; status=$$?; wait; exit $$status
-	$(TWICE) -n 3 $(QUICK) $(ARGS)
+	$(TWICE) -n 4 $(QUICK) $(ARGS)
 
 schemas: $(VENV)/.test ## build the compiled reader of Avro for typed columns of PySpark (cargo)
 	$(BIN)/python -m pip install --quiet ./kop/schemas/_native
