@@ -15,6 +15,9 @@ TWICE  := $(BIN)/python tests/support/second_attempt.py
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-23s %s\n", $$1, $$2}'
 
+REQUIREMENTS := import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	extras = project["optional-dependencies"]; \
+	print(*project["dependencies"], *extras["test"], *extras["lint"], sep="\n")
 SOURCES := pyproject.toml kop/_native/Cargo.lock $(wildcard kop/_native/src/*.rs kop/_native/src/*/*.rs)
 
 $(BIN)/python:
@@ -25,8 +28,11 @@ $(BIN)/kop: $(SOURCES) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
+# What `pip install --editable '.[test,lint]'` does, but cargo compiles while pip looks for the others and unpacks them.
 $(VENV)/.test: $(SOURCES) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[test,lint]'
+	@$(BIN)/python -c '$(REQUIREMENTS)' > $(VENV)/requirements.txt
+	$(BIN)/python -m pip install --quiet --no-deps --editable . & \
+	$(BIN)/python -m pip install --quiet --requirement $(VENV)/requirements.txt; status=$$?; wait $$! && exit $$status
 	@touch $(BIN)/kop $@
 
 run: $(BIN)/kop ## serve Kafka clients on port 9092 (ARGS="--listen ..." for more)
@@ -37,7 +43,7 @@ test: $(VENV)/.test ## lint, types and the tests that need nothing else: five mi
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@echo $(BIN)/mypy; $(BIN)/python -m pytest -q --collect-only $(QUICK) >/dev/null 2>&1 & $(BIN)/mypy; status=$$?; wait; exit $$status
-	$(TWICE) -n 3 $(QUICK) $(ARGS)
+	$(TWICE) -n 4 $(QUICK) $(ARGS)
 
 schemas: $(VENV)/.test ## build the compiled reader of Avro for typed columns of PySpark (cargo)
 	$(BIN)/python -m pip install --quiet ./kop/schemas/_native

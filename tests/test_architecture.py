@@ -430,8 +430,8 @@ def test_nobody_asks_which_engine_it_has(folder: str) -> None:
 
 def test_every_module_says_what_it_owns() -> None:
     for path in modules():
-        tree = ast.parse(path.read_text())
-        doc = ast.get_docstring(tree) or ""
+        text = re.match(r'(?:#.*\n)*"""(.*?)"""', path.read_text(), re.DOTALL)
+        doc = text[1].strip() if text else ""
         assert doc, f"{path} has no docstring"
         if path.name not in {"__init__.py"} and path.parent.name not in {"cli", "handlers"}:
             assert "Owns" in doc or "Must not know" in doc or path.name in {"errors.py"}, (
@@ -443,14 +443,16 @@ def test_no_two_classes_share_a_name() -> None:
     """A name in a log line, a traceback or a search then leads to one class alone."""
     classes: dict[str, list[str]] = {}
     for path in WRITTEN:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                classes.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
+        for name in re.findall(r"^\s*class (\w+)", path.read_text(), re.MULTILINE):
+            classes.setdefault(name, []).append(str(path.relative_to(ROOT)))
+    assert len(classes) > len(WRITTEN)
     assert {name: where for name, where in classes.items() if len(where) > 1} == {}
 
 
 SAY_NOTHING = {"found", "one", "stuff", "thing"}
 """Names that fit everything, and so tell nothing of a value."""
+MAY_BIND = re.compile(rf"\b({'|'.join(SAY_NOTHING)})\b\s*([=,:()\[\]]|in\b|[-+*/|&^%@<>]+=)")
+"""What follows any name that is bound: of texts that have none of these the syntax tree tells nothing."""
 
 PYTHON = [
     path
@@ -462,7 +464,7 @@ PYTHON = [
 
 def names_that_say_nothing(path: Path) -> set[str]:
     text = path.read_text()
-    if not re.search(rf"\b({'|'.join(SAY_NOTHING)})\b", text):
+    if not MAY_BIND.search(text):
         return set()
     bound = {
         node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg) else node.name
@@ -531,7 +533,7 @@ ASKS_FOR_TIME_OR_CHANCE = re.compile(
 
 def asks_for_time_or_chance(path: Path) -> list[str]:
     text = path.read_text()
-    if not re.search(r"time|random|secrets|uuid", text):
+    if not ASKS_FOR_TIME_OR_CHANCE.search(text):
         return []
     tree = ast.parse(text)
     for node in ast.walk(tree):  # texts may name what they are about

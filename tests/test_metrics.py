@@ -122,6 +122,7 @@ def receiver(call: ast.Call) -> str:
     return owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
 
 
+@cache
 def collectors() -> dict[str, tuple[str, ...]]:
     """The metrics that the code makes, as a scrape shows them, and their labels."""
     collectors: dict[str, tuple[str, ...]] = {}
@@ -170,6 +171,7 @@ def used(name: str) -> set[str]:
     }
 
 
+@cache
 def works() -> set[str]:
     """Every kind of work in the background whose failures are counted."""
     works: set[str] = set()

@@ -294,8 +294,9 @@ def test_storage_is_not_asked_for_names_that_it_cannot_have() -> None:
     ],
 )
 def test_a_hundred_thousand_names_leave_others_their_turn(tmp_path: Path, name: str, kind: str) -> None:
+    key, version, body = ASK[name]([""] * MANY if kind == "empty" else [f"no-{index}" for index in range(MANY)])
+
     async def main() -> float:
-        key, version, body = ASK[name]([""] * MANY if kind == "empty" else [f"no-{index}" for index in range(MANY)])
         longest = 0.0
 
         async def watch() -> None:

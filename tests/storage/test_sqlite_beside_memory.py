@@ -154,7 +154,7 @@ class Pair:
 
 
 @pytest.mark.parametrize("cleanup", ["delete", "compact", "compact,delete"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 @pytest.mark.parametrize("settings", [{}, MIXED], ids=["rows", "rows-and-files"])
 async def test_the_same_happens_to_both(tmp_path: Path, cleanup: str, seed: int, settings: dict[str, int]) -> None:
     pair = Pair(tmp_path, cleanup, random.Random(seed), settings)

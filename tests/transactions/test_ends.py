@@ -223,14 +223,14 @@ async def test_a_broker_that_is_away_is_a_warning_only_if_it_stays_away(
     for _ in range(5):
         await write(w, ended(("t", 0)))
     assert [record.levelname for record in caplog.records] == ["INFO"]
-    monkeypatch.setattr(repeats, "LASTS_SECONDS", 0.0)
-    for _ in range(5):
-        await write(w, ended(("t", 0)))
+    with monkeypatch.context() as stays:
+        stays.setattr(repeats, "LASTS_SECONDS", 0.0)
+        for _ in range(5):
+            await write(w, ended(("t", 0)))
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
     w.away.clear()
     await write(w, ended(("t", 0)))
     w.away, before = {2}, len(caplog.records)
-    monkeypatch.undo()
     await write(w, ended(("t", 0)))
     assert len(caplog.records) == before, "it was told a moment ago, and begins anew"
 
