@@ -40,8 +40,8 @@ from kop.spark.mesh.counting import Counting, MinuteCounts
 from kop.spark.mesh.cutting import components_of, topics_of
 from kop.spark.mesh.driver_election import SESSION_SECONDS, DriverElection
 from kop.spark.mesh.edge_rates import EdgeRates, ReadingPart, edge_rate
+from kop.spark.mesh.error_texts import told
 from kop.spark.mesh.execution_order import phases
-from kop.spark.mesh.failures import told
 from kop.spark.mesh.followed_mesh import DefinedMesh, FollowedMesh
 from kop.spark.mesh.link import Hub, TaskLine
 from kop.spark.mesh.part_options import Part
