@@ -119,7 +119,7 @@ class Flow:
     def stands_still(self, hint: str = "target") -> None:
         """Check that nothing comes out of a part, although there is something to do."""
         before, sent = self.count(hint), self.sent
-        time.sleep(STILL_SECONDS)
+        time.sleep(STILL_SECONDS)  # nothing may come: there is no event to wait for
         same(self.count(hint), before, "records that have come out of what is stopped")
         same(self.sent > sent, True, "records flow")
 
