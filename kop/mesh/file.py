@@ -53,6 +53,10 @@ OUTPUT_MODES: Final[tuple[OutputMode, ...]] = ("append", "update", "complete")
 _WATERMARK: Final = re.compile(r"[\w.`]+\s+\d+\s*[a-z]+", re.ASCII | re.IGNORECASE)
 _FORMATS: Final = ("bytes", "string", "json", "avro", "protobuf", "auto")
 _MENDED: Final = "a field stands below an item of the list before it; so it would be beside the list"
+_NO_PARALLELISM: Final = (
+    "parallelism: has no effect in a mesh: each component has as many tasks as Spark has cores for it, and its inputs "
+    "partitions"
+)
 _MARK: Final = "\0"
 """Stands for the file in mistakes of a function, whose lines are those of a text made for the check."""
 _PLACE: Final = re.compile(r"\0, line (\d+): ")
@@ -321,6 +325,8 @@ class _Reader:
         config = FunctionConfig.model_validate(config).model_dump(
             by_alias=True, exclude_unset=True, exclude_none=True, mode="json"
         )
+        if spec.parallelism > 1:
+            self._notes.append(f"line {section.line_at('parallelism')}: {section.told(_NO_PARALLELISM)}")
         return FunctionPart(
             spec=spec,
             config=config,
@@ -342,7 +348,7 @@ class _Reader:
             return None
         for note in notes:
             line, told = _placed(note, section.line, lines)
-            self._notes.append(f"line {line}: {section.place}: {told}")
+            self._notes.append(f"line {line}: {section.told(told)}")
         return spec
 
     def _fixed(self, section: Section) -> dict[str, str]:
