@@ -36,7 +36,7 @@ from kop.cluster.topic_configs import TopicConfigs
 from kop.config import Config
 from kop.coordination.peers import Connect, Peers
 from kop.errors import ConfigError, KopError
-from kop.garbage import collect_seldom
+from kop.garbage_collector import collect_seldom
 from kop.groups.runtime import GroupCoordinator
 from kop.groups.settings import GroupSettings
 from kop.handlers import registry

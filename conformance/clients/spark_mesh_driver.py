@@ -119,7 +119,7 @@ class Flow:
     def stands_still(self, hint: str = "target") -> None:
         """Check that nothing comes out of a part, although there is something to do."""
         before, sent = self.count(hint), self.sent
-        time.sleep(STILL_SECONDS)
+        time.sleep(STILL_SECONDS)  # nothing may come: there is no event to wait for
         same(self.count(hint), before, "records that have come out of what is stopped")
         same(self.sent > sent, True, "records flow")
 
@@ -169,97 +169,90 @@ class Flow:
         return {part["name"].rpartition("-")[2]: part["state"] for part in self.status()["parts"]}
 
 
-@case(kop=True, kafka=False, limit=240, alone=True)
-def a_running_mesh_takes_up_other_code_and_a_further_function(run: Run) -> None:
+@contextmanager
+def running(run: Run, *, fuse: str = "true", private: str = "false") -> Iterator[tuple[Flow, Any]]:
+    """Run a mesh in the session while numbers flow through it, and stop it at the end of the block."""
     with folder() as path:
-        flow = Flow(run, path)
+        flow = Flow(run, path, fuse=fuse, private=private)
         mesh = flow.start()
         try:
             with flow.numbers():
                 flow.goes_on()
-                revision = flow.status()["revision"]
-                flow.define("new", ADDED)
-                told = flow.kop("update", str(flow.file), given="n\n", code=1)
-                for text in (f"{flow.name}-mark", "has other code", f"{flow.name}-end", "[y/N]"):
-                    same(text in told, True, f"{text!r} in {told}")
-                flow.goes_on()
-                same(flow.status()["revision"], revision, "the revision after no")
-                same({value.split()[1] for some in flow.values().values() for value in some}, {"old"}, "after no")
-                same("updated (revision" in flow.kop("update", str(flow.file), given="y\n"), True, "it is updated")
-                eventually(lambda: mesh.status()["revision"] > revision, 60 * PATIENCE)
-                flow.goes_on("last")
-                same(flow.states(), dict.fromkeys(("mark", "count", "end"), "running"), "its parts")
-                values = flow.ends_well()
-                for some in values.values():
-                    words = [value.split()[1] for value in some]
-                    same(words, sorted(words, reverse=True), "new behind old")
-                    same(set(words), {"old", "new"}, "words")
-                eventually(lambda: flow.count("last") >= flow.sent, 60 * PATIENCE)
-                same(flow.values("last"), values, "what the added function gives")
+                yield flow, mesh
         finally:
             mesh.stop()
+
+
+@case(kop=True, kafka=False, limit=240, alone=True)
+def a_running_mesh_takes_up_other_code_and_a_further_function(run: Run) -> None:
+    with running(run) as (flow, mesh):
+        revision = flow.status()["revision"]
+        flow.define("new", ADDED)
+        told = flow.kop("update", str(flow.file), given="n\n", code=1)
+        for text in (f"{flow.name}-mark", "has other code", f"{flow.name}-end", "[y/N]"):
+            same(text in told, True, f"{text!r} in {told}")
+        flow.goes_on()
+        same(flow.status()["revision"], revision, "the revision after no")
+        same({value.split()[1] for some in flow.values().values() for value in some}, {"old"}, "after no")
+        same("updated (revision" in flow.kop("update", str(flow.file), given="y\n"), True, "it is updated")
+        eventually(lambda: mesh.status()["revision"] > revision, 60 * PATIENCE)
+        flow.goes_on("last")
+        same(flow.states(), dict.fromkeys(("mark", "count", "end"), "running"), "its parts")
+        values = flow.ends_well()
+        for some in values.values():
+            words = [value.split()[1] for value in some]
+            same(words, sorted(words, reverse=True), "new behind old")
+            same(set(words), {"old", "new"}, "words")
+        eventually(lambda: flow.count("last") >= flow.sent, 60 * PATIENCE)
+        same(flow.values("last"), values, "what the added function gives")
 
 
 @case(kop=True, kafka=False, limit=240, alone=True)
 def a_running_mesh_stops_starts_and_starts_a_part_anew(run: Run) -> None:
-    with folder() as path:
-        flow = Flow(run, path, fuse="false")
-        mesh = flow.start()
-        try:
-            with flow.numbers():
-                flow.goes_on()
-                flow.kop("stop", flow.name)
-                same(flow.status()["state"], "stopped", "its state")
-                same(flow.states(), {"mark": "stopped", "count": "stopped"}, "its parts")
-                flow.stands_still("middle")
-                flow.stands_still()
-                flow.kop("start", flow.name)
-                flow.goes_on()
-                same(flow.states(), {"mark": "running", "count": "running"}, "its parts")
+    with running(run, fuse="false") as (flow, mesh):
+        flow.kop("stop", flow.name)
+        same(flow.status()["state"], "stopped", "its state")
+        same(flow.states(), {"mark": "stopped", "count": "stopped"}, "its parts")
+        flow.stands_still("middle")
+        flow.stands_still()
+        flow.kop("start", flow.name)
+        flow.goes_on()
+        same(flow.states(), {"mark": "running", "count": "running"}, "its parts")
 
-                def restarts() -> dict[str, int]:
-                    return {part["name"].rpartition("-")[2]: part["restarts"] for part in mesh.status()["components"]}
+        def restarts() -> dict[str, int]:
+            return {part["name"].rpartition("-")[2]: part["restarts"] for part in mesh.status()["components"]}
 
-                before = restarts()
-                flow.kop("restart", flow.name, f"{flow.name}-count")
-                eventually(lambda: restarts() == before | {"count": before["count"] + 1}, 60 * PATIENCE)
-                flow.goes_on()
-                flow.kop("restart", flow.name)
-                eventually(lambda: restarts() == {"mark": before["mark"] + 1, "count": before["count"] + 2}, 60)
-                flow.goes_on()
-                flow.ends_well()
-                same(flow.count("middle"), flow.sent, "records between the functions")
-        finally:
-            mesh.stop()
+        before = restarts()
+        flow.kop("restart", flow.name, f"{flow.name}-count")
+        eventually(lambda: restarts() == before | {"count": before["count"] + 1}, 60 * PATIENCE)
+        flow.goes_on()
+        flow.kop("restart", flow.name)
+        eventually(lambda: restarts() == {"mark": before["mark"] + 1, "count": before["count"] + 2}, 60)
+        flow.goes_on()
+        flow.ends_well()
+        same(flow.count("middle"), flow.sent, "records between the functions")
 
 
 @case(kop=True, kafka=False, limit=240, alone=True)
 def a_part_of_a_running_mesh_is_stopped_and_started(run: Run) -> None:
-    with folder() as path:
-        flow = Flow(run, path, private="true")
-        mesh = flow.start()
-        try:
-            with flow.numbers():
-                flow.goes_on()
-                same(flow.count("middle"), 0, "records of a private topic")
-                flow.kop("stop", flow.name, f"{flow.name}-count")
-                same(flow.states(), {"mark": "running", "count": "stopped"}, "its parts")
-                same(flow.status()["state"], "running", "its state")
-                flow.goes_on("middle")
-                flow.stands_still()
-                flow.kop("start", flow.name, f"{flow.name}-count")
-                flow.goes_on()
-                same(flow.states(), {"mark": "running", "count": "running"}, "its parts")
-                flow.kop("stop", flow.name, f"{flow.name}-mark")
-                same(flow.states(), {"mark": "stopped", "count": "running"}, "its parts")
-                flow.stands_still("middle")
-                eventually(lambda: flow.lag("count") == 0, 60 * PATIENCE)
-                flow.stands_still()
-                flow.kop("restart", flow.name, f"{flow.name}-mark")
-                flow.goes_on()
-                flow.ends_well()
-        finally:
-            mesh.stop()
+    with running(run, private="true") as (flow, _):
+        same(flow.count("middle"), 0, "records of a private topic")
+        flow.kop("stop", flow.name, f"{flow.name}-count")
+        same(flow.states(), {"mark": "running", "count": "stopped"}, "its parts")
+        same(flow.status()["state"], "running", "its state")
+        flow.goes_on("middle")
+        flow.stands_still()
+        flow.kop("start", flow.name, f"{flow.name}-count")
+        flow.goes_on()
+        same(flow.states(), {"mark": "running", "count": "running"}, "its parts")
+        flow.kop("stop", flow.name, f"{flow.name}-mark")
+        same(flow.states(), {"mark": "stopped", "count": "running"}, "its parts")
+        flow.stands_still("middle")
+        eventually(lambda: flow.lag("count") == 0, 60 * PATIENCE)
+        flow.stands_still()
+        flow.kop("restart", flow.name, f"{flow.name}-mark")
+        flow.goes_on()
+        flow.ends_well()
 
 
 def nothing_is_open(run: Run) -> None:

@@ -37,7 +37,7 @@ from typing import Any
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 
 from conformance.mesh.open_transactions import open_transactions
-from conformance.mesh.processes import Driver, Standalone, kill_executor, kill_python_workers
+from conformance.mesh.processes import Driver, Standalone, kill_and_start, kill_executor, kill_python_workers
 from conformance.mesh.pyspark_python import add_options, python_of
 from conformance.servers import Kafka, Kop, KopOverPulsar
 from conformance.suites import HERE
@@ -265,22 +265,16 @@ class Crashes:
     def _kill(self, victim: str, server: Any) -> int:
         """Kill something; how many processes that were."""
         driver = self._driver
-        leaders = [] if driver.process is None else [driver.process.pid]
-        if victim == "driver":
-            driver.kill()
-            driver.start()
-        elif victim == "gateway":
-            server.kill()
-            server.start()
-        elif victim == CHECKPOINT:
+        if kill_and_start(victim, driver, server):
+            return 1
+        if victim == CHECKPOINT:
             return self._batches.delete()
-        elif victim == "executor":
+        if victim == "executor":
             assert self._cluster is not None
             return kill_executor(self._cluster.leaders, self._chance)
-        else:
-            more = [] if self._cluster is None else self._cluster.leaders
-            return kill_python_workers([*leaders, *more], self._chance, each=self._blind)
-        return 1
+        leaders = [] if driver.process is None else [driver.process.pid]
+        leaders += [] if self._cluster is None else self._cluster.leaders
+        return kill_python_workers(leaders, self._chance, each=self._blind)
 
     def _wait(self, records: int, batches: int) -> None:
         """Wait until so many records have come out, and so many batches have been."""

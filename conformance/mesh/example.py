@@ -10,7 +10,6 @@ is another one.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import shutil
 import subprocess
@@ -67,19 +66,9 @@ def results(python: str, file: str) -> list[dict[str, Any]]:
         settings = {"num.partitions": "1"}  # a sum is that of a partition, and orders have no key
         with Kop(folder / "kop", settings=settings) as bootstrap:
             for _ in range(2):
-                log = folder / "driver.log"
                 arguments = [file, "--once", "--checkpoints", "checkpoints", "--bootstrap", bootstrap]
                 driver = Driver(python, [*arguments, "--master", "local[2]"], folder, folder / "mesh")
-                driver.start()
-                assert driver.process is not None
-                code: object = f"no end after {SECONDS} s"
-                try:
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        code = driver.process.wait(SECONDS)
-                finally:
-                    driver.kill()
-                if code:
-                    sys.exit(f"{file} ended with {code}:\n{log.read_text(errors='replace')[-3000:]}")
+                driver.run_to_end(file, SECONDS)
                 command = [python, "-c", READ]
                 read = subprocess.run(
                     command, cwd=folder / "mesh", capture_output=True, text=True, timeout=SECONDS, check=False

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from conformance.servers import StartFailed, free_ports
 from conformance.suites import HERE
@@ -70,6 +70,28 @@ def kill_executor(leaders: Iterable[int], chance: random.Random) -> int:
     return kill([chance.choice(there)]) if there else 0
 
 
+class Killable(Protocol):
+    """What can be killed and started again: a driver, or a server."""
+
+    def kill(self) -> None:
+        """End it by SIGKILL."""
+
+    def start(self) -> object:
+        """Start it, again if it was killed."""
+
+
+def kill_and_start(victim: str, driver: Killable, server: Killable) -> bool:
+    """Kill the driver or the gateway, whichever `victim` names, and start it again; false if it names something
+    else.
+    """
+    killed = {"driver": driver, "gateway": server}.get(victim)
+    if killed is None:
+        return False
+    killed.kill()
+    killed.start()
+    return True
+
+
 class Driver:
     """The process of `kop mesh run`, with its JVM and, without a cluster, its workers: all of its session.
 
@@ -107,6 +129,22 @@ class Driver:
         if self.process is not None:
             end_session(self.process)
             self.process = None
+
+    def run_to_end(self, what: str, seconds: float) -> None:
+        """Start it, wait for its end, and kill what is left of it then. Ends this process with the reason if it fails
+        or takes longer; `what` names the run.
+        """
+        self.start()
+        assert self.process is not None
+        code: int | None = None
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = self.process.wait(seconds)
+        finally:
+            self.kill()
+        if code != 0:
+            why = f"did not end within {seconds:g} s" if code is None else f"ended with {code}"
+            sys.exit(f"{what} {why}:\n{self.tail(40)}")
 
     def stop(self) -> float:
         """End it as Ctrl-C does, which all processes of the terminal get; how many seconds that took."""

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from conformance.mesh.__main__ import CTRL_C_SECONDS, SECONDS, left_open
 from conformance.mesh.example import values
-from conformance.mesh.processes import Driver, kill_python_workers
+from conformance.mesh.processes import Driver, kill_and_start, kill_python_workers
 from conformance.mesh.pyspark_python import add_options, python_of
 from conformance.servers import Kop
 
@@ -118,13 +118,7 @@ def run(python: str, asked: argparse.Namespace) -> dict[str, int]:
         for victim in itertools.islice(itertools.cycle(VICTIMS), asked.kills):
             await_rows(bootstrap, len(values(bootstrap, "doubled")) + BETWEEN, driver)
             time.sleep(chance.random())  # a moment of a batch that nobody chooses
-            if victim == "driver":
-                driver.kill()
-                driver.start()
-            elif victim == "gateway":
-                server.kill()
-                server.start()
-            else:
+            if not kill_and_start(victim, driver, server):
                 assert driver.process is not None
                 while not kill_python_workers([driver.process.pid], chance):
                     time.sleep(0.1)  # until there are some
@@ -134,7 +128,8 @@ def run(python: str, asked: argparse.Namespace) -> dict[str, int]:
         seconds = driver.stop()
         faults = {"left open": left_open(bootstrap), "late ends": int(seconds > CTRL_C_SECONDS)}
         written = files.stop()
-        drain(python, [*arguments, "--master", "local[2]", "--once"], folder)
+        rest = Driver(python, [*arguments, "--master", "local[2]", "--once"], folder)
+        rest.run_to_end("the run that does the rest", SECONDS)
         for topic, factor in (("raw", 1), ("doubled", 2)):
             faults |= faults_of(topic, values(bootstrap, topic), written, factor)
         faults |= faults_of("Parquet", map(json.loads, parquet(python, folder / "out")), written, 2)
@@ -157,22 +152,6 @@ def await_rows(bootstrap: str, count: int, driver: Driver) -> None:
             why = f"the driver ended with {code}" if code is not None else f"no {count} rows within {SECONDS:g} s"
             sys.exit(f"{why}; there are {there}:\n{driver.tail(40)}")
         time.sleep(0.3)  # a topic does not say when it grows
-
-
-def drain(python: str, arguments: list[str], folder: Path) -> None:
-    """Run the mesh to its end."""
-    driver = Driver(python, arguments, folder)
-    driver.start()
-    assert driver.process is not None
-    code: object = f"no end after {SECONDS:g} s"
-    try:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            code = driver.process.wait(SECONDS)
-    finally:
-        tail = driver.tail(40) if code else ""
-        driver.kill()
-    if code:
-        sys.exit(f"the run that does the rest: {code}\n{tail}")
 
 
 def parquet(python: str, folder: Path) -> list[str]:

@@ -233,7 +233,6 @@ def _as_json(file: str, checked: Checked) -> dict[str, Any]:
                 "outputs": list(component.written),
                 "private": list(component.unwritten),
                 "guarantee": component.guarantee.value,
-                "tasks": component.parallelism,
                 "cuts": [{"topic": c.topic, "function": c.function, "reason": c.reason} for c in component.cuts],
             }
             for component in components

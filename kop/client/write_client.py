@@ -225,7 +225,8 @@ class WriteClient:
 
     def init_producer(self, transactional_id: str | None, timeout_ms: int) -> Identity:
         """Return a producer id and epoch. With a transactional id it fences earlier producers of that id and ends their
-        transaction (KIP-98); `timeout_ms` is the longest time that a transaction may be open then.
+        transaction (KIP-98); `timeout_ms` is the longest time that a transaction may be open then. NotAllowedError if
+        the user may have no producer id.
         """
 
         def ask() -> Identity:
@@ -240,7 +241,11 @@ class WriteClient:
                 ),
                 node,
             )
-            _raise(answer.error_code, f"InitProducerId of {transactional_id!r}")
+            if transactional_id is None and answer.error_code in _NOT_ALLOWED:
+                raise NotAllowedError(
+                    "let the user have a producer id by Write on a topic, or IdempotentWrite on the cluster"
+                )
+            _raise(answer.error_code, f"InitProducerId of {transactional_id or 'no transactional id'}")
             return Identity(answer.producer_id, answer.producer_epoch, transactional_id)
 
         return self._patiently(ask, coordinator=(TRANSACTION, transactional_id or ""))

@@ -36,7 +36,7 @@ from kop.functions.serdes import SerdeError
 from kop.functions.spec import FunctionSpec
 from kop.functions.state import StateError
 from kop.functions.triggers import ABSENT
-from kop.garbage import collect_seldom
+from kop.garbage_collector import collect_seldom
 
 GRACE_SECONDS: Final = 10.0
 """The seconds for which a call may go on that is under way when the instance is to end."""

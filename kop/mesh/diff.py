@@ -159,9 +159,11 @@ def _of_offsets(old: Mesh, old_plan: MeshPlan, new: Mesh, new_plan: MeshPlan) ->
                 yield MeshChange("offsets", row, told)
         for topic in [topic for topic in was if topic not in now]:
             yield MeshChange("offsets", f"{name}, {topic}", "is read no more: what waits there is not done")
+    groups = {part.spec.group for part in new.functions}
     for name, part in before.items():
-        if name not in after:
-            what = "are deleted with it" if part.spec.cleanup_subscription else "stay: cleanupSubscription is false"
+        if part.spec.group not in groups:
+            end = "are deleted" if name in after else "are deleted with it"
+            what = end if part.spec.cleanup_subscription else "stay: cleanupSubscription is false"
             yield MeshChange("offsets", name, f"those of the group {part.spec.group} {what}")
 
 

@@ -218,9 +218,7 @@ class _Layout:
     def _part_box(self, part: Part | Outline) -> Box:
         details: list[str] = []
         if isinstance(part, FunctionPart):
-            marks = [part.holds_order] if part.holds_order else []
-            marks += [f"{part.spec.parallelism} tasks"] if part.spec.parallelism > 1 else []
-            details += [", ".join(marks)] if marks else []
+            details += [part.holds_order] if part.holds_order else []
         elif part.kind == "query":
             details.append("SQL")
         else:

@@ -40,6 +40,10 @@ OUTPUT_MODES: Final[tuple[OutputMode, ...]] = ("append", "update", "complete")
 _WATERMARK: Final = re.compile(r"[\w.`]+\s+\d+\s*[a-z]+", re.ASCII | re.IGNORECASE)
 _FORMATS: Final = ("bytes", "string", "json", "avro", "protobuf", "auto")
 _MENDED: Final = "a field stands below an item of the list before it; so it would be beside the list"
+_NO_PARALLELISM: Final = (
+    "parallelism: has no effect in a mesh: each component has as many tasks as Spark has cores for it, and its inputs "
+    "partitions"
+)
 _NAME: Final = re.compile(r"[\w.=:-]+", re.ASCII)
 
 
@@ -306,6 +310,8 @@ class _Reader:
         config = FunctionConfig.model_validate(config).model_dump(
             by_alias=True, exclude_unset=True, exclude_none=True, mode="json"
         )
+        if spec.parallelism > 1:
+            self._notes.append(f"line {section.line_at('parallelism')}: {section.told(_NO_PARALLELISM)}")
         return FunctionPart(
             spec=spec,
             config=config,

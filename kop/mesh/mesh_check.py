@@ -6,7 +6,7 @@ Must not know: files, how code is imported, servers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -215,36 +215,19 @@ class _Check:
 
     def cores(self, made: MeshPlan, cores: int) -> None:
         """Note a mistake if the trigger is continuous, so that all run at once, and there are fewer `cores` than one
-        for each component and one for the sources, sinks and queries, if there are any; a note if fewer than tasks.
+        for each component and one for the sources, sinks and queries, if there are any.
         """
         if self._mesh.trigger != "continuous":
             return
-        wanted = {
-            component.name: tasks_of(component.parallelism, component.inputs, self._known.partitions)
-            for component in made.components
-        }
-        others = 1 if self._mesh.sources or self._mesh.sinks or self._mesh.queries else 0
-        needed, total = len(wanted) + others, sum(wanted.values()) + others
+        told = [component.name for component in made.components]
+        told += ["sources, sinks and queries"] if self._mesh.sources or self._mesh.sinks or self._mesh.queries else []
+        needed = len(told)
         if needed > cores:
-            told = [*wanted, *(["sources, sinks and queries"] if others else [])]
             self.mistakes.add(
                 self._mesh.line,
                 f"trigger: {needed} cores are needed, of {cores}, one at all times for each of {', '.join(told)}: "
                 f"--master local[{needed}], or trigger: batch",
             )
-        elif total > cores:
-            told = [f"{name} {count}" for name, count in wanted.items()]
-            told += ["sources, sinks and queries 1"] if others else []
-            self.notes.append(f"{total} tasks at once ({', '.join(told)}) would need as many cores, of {cores}")
-
-
-def tasks_of(parallelism: int, inputs: Iterable[str], partitions: Mapping[str, int]) -> int:
-    """Return the number of tasks that a component has: its parallelism, but no more than its inputs have partitions in
-    all, if those of each are known.
-    """
-    counts = [partitions.get(topic) for topic in inputs]
-    known = [count for count in counts if count is not None]
-    return min(parallelism, sum(known)) if counts and len(known) == len(counts) else parallelism
 
 
 def _needs_nothing(part: Part | Outline) -> bool:

@@ -183,13 +183,17 @@ class Section:
                 self.wrong(line, f"{name}: there is no such field{near(name, names)}")
 
     def wrong(self, line: int, text: str) -> None:
-        """Note a mistake of the part. If the text begins with the name of a field, that is replaced by the name by
-        which the author of the file knows it.
+        """Note a mistake of the part; see `told`."""
+        self._mistakes.add(line, self.told(text))
+
+    def told(self, text: str) -> str:
+        """Return what is told of the part, with its place. If the text begins with the name of a field, that is
+        replaced by the name by which the author of the file knows it.
         """
         field = re.match(r"\w+", text)
         if field and field[0] in self._written:
             text = self._written[field[0]] + text[field.end() :]
-        self._mistakes.add(line, f"{self.place}: {text}" if self.place else text)
+        return f"{self.place}: {text}" if self.place else text
 
     def line_at(self, name: str) -> int:
         """Return the line of a field; the line of the part if the field is not there."""

@@ -66,8 +66,6 @@ class Component:
     guarantee: Guarantee
     is_whole: bool
     """True if one task has to have all partitions: state or windows of a function as a whole are in it."""
-    parallelism: int
-    """The number of tasks that the component may have, if there are so many partitions."""
     cuts: tuple[Cut, ...] = ()
     """The cut edges to functions of the component, each with the reason."""
 
@@ -325,7 +323,6 @@ class _Planner:
             unwritten=unwritten,
             guarantee=functions[0].spec.processing_guarantees,
             is_whole=is_whole,
-            parallelism=1 if is_whole else max(part.spec.parallelism for part in functions),
             cuts=tuple(cuts),
         )
 

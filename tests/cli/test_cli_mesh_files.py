@@ -48,7 +48,8 @@ def test_all_mistakes_are_told_with_those_of_code(folder: Path, invoke: Invoke) 
     result = invoke("mesh", "validate", str(path), "--master", "local[4,4]")
     assert result.exit_code == 1
     told = [line.partition("bad.yaml")[2] for line in result.stderr.splitlines()]
-    assert told[1:] == [
+    assert told[0].startswith(": line 4: function b: parallelism: has no effect in a mesh")
+    assert told[2:] == [
         ", line 4: function b: a cycle, b -(u)-> c -(t)-> b: let one of them write another topic",
         ", line 5: function c: code: count.py, line 2: incr_counter needs state: give the function stateScope: "
         "partition, or function",

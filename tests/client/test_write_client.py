@@ -11,7 +11,7 @@ from kafka import errors
 from support.waiting import wait_until
 
 from kop.client.batches import build
-from kop.client.errors import ClientError, FencedError, NoTransactionsError
+from kop.client.errors import ClientError, FencedError, NotAllowedError, NoTransactionsError
 from kop.client.offsets import TopicPartition
 from kop.client.write_client import Identity, WriteClient
 from kop.testing import Broker
@@ -131,6 +131,15 @@ def test_a_cluster_without_transactions_says_so(kop_broker: Broker) -> None:
             client.init_producer("x", 60_000)
         kop_broker.heal()
         client.init_producer("x", 60_000)
+
+
+def test_a_user_without_the_right_to_a_producer_id_is_told_which_right(kop_broker: Broker) -> None:
+    kop_broker.fail("InitProducerId", "CLUSTER_AUTHORIZATION_FAILED", times=1)
+    wanted = "let the user have a producer id by Write on a topic, or IdempotentWrite on the cluster"
+    with closing(client_of(kop_broker)) as client:
+        with pytest.raises(NotAllowedError, match=f"^{wanted}$"):
+            client.init_producer(None, -1)
+        client.init_producer(None, -1)
 
 
 def test_a_transaction_that_may_not_be_as_long(client: WriteClient, name: str) -> None:

@@ -31,7 +31,8 @@ from support.waiting import wait_until
 
 from kop.security.settings import STANDARD_AUTHORIZER
 
-WORKERS, PARTITIONS = 2, 6
+WORKERS, PARTITIONS = 2, 20
+"""A hash of the topic's random id deals partitions to workers: all go to one of them once in 2 ** 19 runs."""
 PASSWORD = "of-alice"
 
 

@@ -157,8 +157,8 @@ def test_a_private_topic_that_is_only_called_with_is_right() -> None:
     assert told(f"fuse: false\n{HEAD}{parts}") == []
 
 
-def test_components_that_last_need_a_core_each_and_tasks_share_them() -> None:
-    parts = function("a", "in", "t", "parallelism: 3") + function("x", "other", "out", "parallelism: 2")
+def test_components_that_last_need_a_core_each() -> None:
+    parts = function("a", "in", "t") + function("x", "other", "out")
     text = HEAD + parts + "sinks: [{name: s, inputs: t, format: json}]"
     mistake = (
         "1: trigger: 3 cores are needed, of 2, one at all times for each of a, x, sources, sinks and queries: --master "
@@ -166,12 +166,16 @@ def test_components_that_last_need_a_core_each_and_tasks_share_them() -> None:
     )
     assert told(text, cores=2) == [mistake]
     assert told(text, cores=3) == []
-    shared = "6 tasks at once (a 3, x 2, sources, sinks and queries 1) would need as many cores, of 3"
-    assert shared in checked(text, cores=3).notes
-    assert shared.replace("of 3", "of 6") not in checked(text, cores=6).notes
     assert told(f"trigger: batch\n{text}", cores=1) == []
-    known = checked(text, Facts({"in": 1, "other": 5, "t": 1}), 3).notes
-    assert any(note.startswith("4 tasks at once (a 1, x 2,") for note in known)
+
+
+def test_parallelism_has_no_effect_which_a_note_tells() -> None:
+    text = HEAD + function("a", "in", "t", "parallelism: 3") + function("b", "t", "out", "parallelism: 1")
+    assert checked(text, cores=1).notes[0] == (
+        "line 3: function a: parallelism: has no effect in a mesh: each component has as many tasks as Spark has cores "
+        "for it, and its inputs partitions"
+    )
+    assert not [note for note in checked(text).notes if "function b" in note]
 
 
 def test_code_is_looked_at_by_who_can() -> None:

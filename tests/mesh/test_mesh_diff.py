@@ -67,7 +67,16 @@ def test_offsets_of_new_inputs_groups_and_parts() -> None:
         "offsets a, in: group public/default/a -> g: begins at the end of the topic",
         "offsets a, more: is read no more: what waits there is not done",
         "offsets c, other: begins at the first record of the topic",
+        "offsets a: those of the group public/default/a are deleted",
         "offsets b: those of the group public/default/b stay: cleanupSubscription is false",
+    ]
+
+
+def test_offsets_of_a_group_that_another_part_has_are_not_told_as_deleted() -> None:
+    old = mesh_of("a in -> t subName: g", "b t -> u")
+    new = mesh_of("c in -> t subName: g", "b t -> u")
+    assert [row for row in told(old, new) if row.startswith("offsets")] == [
+        "offsets c, in: begins at the end of the topic"
     ]
 
 

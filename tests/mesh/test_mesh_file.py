@@ -397,6 +397,8 @@ def test_function_meshs_objects_are_the_same_in_our_form() -> None:
         "line 12: the JVM's fields are left out: sourceType, input.typeClassName",
         "line 43: Pulsar's connectors' fields are left out: java",
         "line 52: Pulsar's client's fields are left out: cluster.brokerServiceURL",
+        "line 13: function ex1: replicas: has no effect in a mesh: each component has as many tasks as Spark has cores "
+        "for it, and its inputs partitions",
     )
 
 

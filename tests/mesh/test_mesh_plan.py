@@ -147,11 +147,11 @@ def test_a_private_output_is_written_if_it_is_read_elsewhere() -> None:
 
 
 def test_one_task_has_all_partitions_if_state_is_the_functions() -> None:
-    mesh = mesh_of("a in -> t parallelism: 3", "b t -> u stateScope: function", "c u -> v parallelism: 4")
+    mesh = mesh_of("a in -> t", "b t -> u stateScope: function", "c u -> v")
     first, second, third = plan(mesh).components
-    assert (first.names, first.is_whole, first.parallelism) == (("a",), False, 3)
-    assert (second.names, second.is_whole, second.parallelism) == (("b",), True, 1)
-    assert (third.names, third.is_whole, third.parallelism) == (("c",), False, 4)
+    assert (first.names, first.is_whole) == (("a",), False)
+    assert (second.names, second.is_whole) == (("b",), True)
+    assert (third.names, third.is_whole) == (("c",), False)
     assert third.cuts[0].reason == "b has state of the whole function, and runs by itself"
     assert groups(plan(mesh, Facts({"t": 1}))) == [("a",), ("b", "c")]
     assert groups(plan(mesh, Facts({"in": 1}))) == [("a", "b", "c")]

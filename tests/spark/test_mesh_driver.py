@@ -308,6 +308,29 @@ def test_the_offsets_of_a_query_that_is_taken_out_are_deleted(drives: Any, part_
     assert len(part_queries) == 1
 
 
+@pytest.mark.parametrize("other_has_it", [False, True])
+def test_the_offsets_of_the_group_that_a_part_had_are_deleted_unless_another_part_has_it(
+    drives: Any, other_has_it: bool
+) -> None:
+    name = f"moved-{other_has_it}".lower()
+    old, new, first = f"{name}-old", f"{name}-new", f"{{name: {name}-a, "
+    drive = drives(name, TWO.replace("{{name: {name}-a, ", f"{{{{name: {{name}}-a, subName: {old}, "))
+    drive.begin()
+    in_old = {(f"{name}-in", 0): 0}
+    assert drive.broker.committed(old) == in_old
+    text = TWO.format(name=name).replace(first, f"{first}subName: {new}, ")
+    if other_has_it:
+        second = f"{{name: {name}-b, "
+        text = text.replace(second, f"{second}subName: {old}, ")
+    drive.followed.define(text)
+    drive.wait_for(lambda: drive.broker.committed(new), "the offsets of the new group")
+    if other_has_it:
+        drive.wait_for(lambda: len(drive.spark.queries) == 2, "the mesh to run again")
+        assert drive.broker.committed(old).items() >= in_old.items()
+    else:
+        drive.wait_for(lambda: not drive.broker.committed(old), "the offsets of the old group to be gone")
+
+
 def test_a_part_that_starts_again_leaves_no_checkpoint_and_does_not_wait_after_a_failure(
     drives: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from kop.client.errors import ClientError
 from kop.mesh.spec import QueryPart, SinkPart, SourcePart, View
-from kop.spark.mesh.failures import told
+from kop.spark.mesh.error_texts import told
 from kop.spark.mesh.part_options import PartOptions
 from kop.spark.mesh.part_rows import from_rows, to_rows
 

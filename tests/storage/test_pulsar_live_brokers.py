@@ -1,15 +1,22 @@
-"""When a gateway counts as gone, in simulated time: snapshots a second apart, and what its own address says."""
+"""When a gateway counts as gone, in simulated time: snapshots a second apart, what its own address says; what the
+registry takes from the brokers' topic.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.waiting import until
 
-from kop.pulsar_client import PulsarError
+from kop.pulsar_client import Entry, Position, PulsarError
 from kop.pulsar_client.outage import Outage
+from kop.pulsar_client.proto import pulsar_pb2 as pb
+from kop.records import transcode
+from kop.records.batch import build, read_header
+from kop.records.record import Record
 from kop.storage.base import LiveBroker
 from kop.storage.pulsar.cluster import broker_registry
 from kop.storage.pulsar.cluster.broker_registry import BrokerRegistry
@@ -179,6 +186,9 @@ class Registered:
     def __init__(self, *publishers: tuple[str, dict[str, str]]) -> None:
         self.publishers = list(publishers)
         self.looks = 0
+        self.hand: Callable[[Entry], None] = lambda _: None
+        """What takes an entry of the brokers' topic."""
+        self.permitted: list[int] = []
 
     async def open_producer(self, topic: str, *, name: str, properties: dict[str, str] | None = None, **_: Any) -> Any:
         if properties is None:
@@ -186,8 +196,9 @@ class Registered:
         self.publishers.append((name, properties))
         return SimpleNamespace(name=name, last_sequence_id=-1, connected=True, close=self.nothing, send=self.send)
 
-    async def open_reader(self, *_: Any, **__: Any) -> Any:
-        return SimpleNamespace(close=self.nothing)
+    async def open_reader(self, *_: Any, on_entry: Callable[[Entry], None], **__: Any) -> Any:
+        self.hand = on_entry
+        return SimpleNamespace(close=self.nothing, flow=self.permitted.append)
 
     async def nothing(self, *_: Any) -> None:
         pass
@@ -229,4 +240,71 @@ async def test_a_producer_that_names_no_broker_is_passed_over(
     assert registry.brokers[1].host == "host-2"
     assert caplog.text.count(f"the producer {name} of ") == 1
     assert "names no broker" in caplog.text
+    await registry.close()
+
+
+def entry_of(*records: Record) -> Entry:
+    data = build(records)
+    (made,) = transcode.to_entries(
+        data, read_header(data), producer_name="kop-broker-2", sequence_base=0, publish_time=0, max_size=1 << 20
+    )
+    return stored(made.metadata, made.payload, len(records))
+
+
+def stored(metadata: bytes, payload: bytes, messages: int = 1) -> Entry:
+    return Entry(Position(3, 4), None, 0, messages, memoryview(metadata), memoryview(payload))
+
+
+def told(*values: bytes | None, key: bytes | None = None) -> Entry:
+    """What somebody publishes to the brokers' topic."""
+    return entry_of(*(Record(number, 0, key, value) for number, value in enumerate(values)))
+
+
+def metadata(**fields: Any) -> bytes:
+    return pb.MessageMetadata(producer_name="p", sequence_id=0, publish_time=1, **fields).SerializeToString()
+
+
+ORDERS = "persistent://public/default/orders"
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        pytest.param(told(b"\xff\xfe"), id="no text"),
+        pytest.param(told(b"hello"), id="no topic"),
+        pytest.param(told(b"persistent://public/default/"), id="a topic without a name"),
+        pytest.param(told(b"persistent://public/default/a/b"), id="a name of too many parts"),
+        pytest.param(told(None), id="nothing"),
+        pytest.param(told(None, key=b"leaves:x"), id="one that is no number leaves"),
+        pytest.param(told(None, key=b"leaves:" + b"9" * 5000), id="a number that Python does not parse leaves"),
+        pytest.param(stored(metadata() + b"\x00\x01", b""), id="metadata that does not parse"),
+        pytest.param(stored(metadata(compression=pb.ZLIB, uncompressed_size=9), b"x"), id="what is no ZLIB"),
+        pytest.param(told(b"\xff", b"\xff"), id="two records"),
+    ],
+)
+async def test_what_no_gateway_publishes_is_passed_over(entry: Entry, caplog: pytest.LogCaptureFixture) -> None:
+    pulsar: Any = Registered(("kop-broker-2", GOOD))
+    pulsar.outage = Outage()
+    announced: list[str] = []
+    context = PulsarContext(pulsar, pulsar, PulsarSettings())
+    registry = BrokerRegistry(context, "i1", announced.extend)
+    await registry.join(broker(1))
+    for given in (entry, entry, told(ORDERS.encode())):
+        pulsar.hand(given)
+    assert announced == [ORDERS]
+    assert context.faults.counts == {"entries_unreadable/announcement": 2}
+    (line,) = [record.getMessage() for record in caplog.records if "3:4" in record.getMessage()]
+    assert "__gateways is not what a gateway writes there and is passed over" in line
+    assert "see that nobody but gateways may produce" in line
+    await registry.close()
+
+
+async def test_an_entry_gives_back_as_many_permits_as_it_has_taken() -> None:
+    pulsar: Any = Registered(("kop-broker-2", GOOD))
+    pulsar.outage = Outage()
+    registry = BrokerRegistry(PulsarContext(pulsar, pulsar, PulsarSettings()), "i1", lambda _: None)
+    await registry.join(broker(1))
+    pulsar.hand(told(*[ORDERS.encode()] * 3))
+    pulsar.hand(told(ORDERS.encode()))
+    assert pulsar.permitted == [3, 1]
     await registry.close()

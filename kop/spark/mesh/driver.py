@@ -40,8 +40,8 @@ from kop.spark.mesh.counting import Counting, MinuteCounts
 from kop.spark.mesh.cutting import components_of, topics_of
 from kop.spark.mesh.driver_election import SESSION_SECONDS, DriverElection
 from kop.spark.mesh.edge_rates import EdgeRates, ReadingPart, edge_rate
+from kop.spark.mesh.error_texts import told
 from kop.spark.mesh.execution_order import phases
-from kop.spark.mesh.failures import told
 from kop.spark.mesh.followed_mesh import DefinedMesh, FollowedMesh
 from kop.spark.mesh.link import Hub, TaskLine
 from kop.spark.mesh.part_options import Part
@@ -431,7 +431,7 @@ class MeshDriver:
 
         A function that still has records of a topic to read that others would hand to it gets a component of its own.
         Writes both the topics that functions are called with and the groups of parts to the topic of records of meshes,
-        and deletes the offsets of groups of parts that are gone.
+        and deletes the offsets of groups that parts had and do not have any more.
         """
         writer = WriteClient(self._settings, self._patience)
         reader = ReadClient(self._settings, int(self._patience * 1000))
@@ -466,23 +466,24 @@ class MeshDriver:
             writer.close()
 
     def _own_groups(self) -> dict[str, str]:
-        """Return, by full name, the consumer groups whose offsets are deleted when their part is gone: those of sinks
-        and queries, and of functions with cleanupSubscription.
+        """Return, by full name, the consumer groups whose offsets are deleted when their part is gone or has another
+        group: those of sinks and queries, and of functions with cleanupSubscription.
         """
         own = {part.spec.fqfn: part.spec.group for part in self._mesh.functions if part.spec.cleanup_subscription}
         others: list[Part] = [*self._mesh.sinks, *self._mesh.queries]
         return own | {self._group(part): self._group(part) for part in others}
 
     def _clean(self, writer: WriteClient, before: Mapping[str, Any], own: Mapping[str, str]) -> None:
-        """Delete the offsets of groups of parts that do not exist any more: those in `before` and not in `own`, unless
-        a part still has the group. A group that cannot be deleted is logged and left.
+        """Delete the offsets of groups of parts that do not exist any more or have another group now: those in `before`
+        that the part does not have in `own`, unless a part has the group. A group that cannot be deleted is logged and
+        left.
         """
         kept = {part.spec.group for part in self._mesh.functions} | set(own.values())
-        for group in {str(group) for name, group in before.items() if name not in own} - kept:
+        for group in {str(group) for name, group in before.items() if own.get(name) != group} - kept:
             try:
                 writer.delete_group(group)
             except Exception as error:
-                log.warning("delete the offsets of a part that is gone: kop groups delete %s (%r)", group, error)
+                log.warning("delete the offsets that no part has any more: kop groups delete %s (%r)", group, error)
 
     def _start(self, query: _Query) -> None:
         """Start a query. The checkpoint of a component is new each time, since the offsets are those of groups. A query

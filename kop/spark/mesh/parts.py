@@ -23,7 +23,7 @@ from kop.mesh.spec import QueryPart, SinkPart, SourcePart
 from kop.spark.given import Given
 from kop.spark.listener import ProgressListener, track_progress
 from kop.spark.mesh import table_sink
-from kop.spark.mesh.failures import told
+from kop.spark.mesh.error_texts import told
 from kop.spark.mesh.part_options import Part, PartOptions
 from kop.spark.mesh.part_rows import from_rows, to_rows
 from kop.spark.source import KopDataSource

@@ -32,7 +32,7 @@ from kop.functions.reading import ANSWER_BYTES, PARTITION_BYTES, READ_COMMITTED,
 from kop.functions.spec import FunctionSpec, Guarantee
 from kop.functions.stats import StatsSnapshot
 from kop.functions.watch import CallWatch, place_of
-from kop.garbage import collected_seldom
+from kop.garbage_collector import collected_seldom
 from kop.spark.mesh.calls_file import CallsFile, ended_calls
 from kop.spark.mesh.component import Share, Step, TaskComponent, Work
 from kop.spark.mesh.lane import Lane, ReadyStep

@@ -47,6 +47,7 @@ class Fault(StrEnum):
     ENTRIES_PASSED_OVER_ACKNOWLEDGED = "entries_passed_over/acknowledged"
     ENTRIES_PASSED_OVER_READER = "entries_passed_over/reader"
     ENTRIES_PASSED_OVER_TAIL = "entries_passed_over/tail"
+    ENTRIES_UNREADABLE_ANNOUNCEMENT = "entries_unreadable/announcement"
     ENTRIES_UNREADABLE_MISCOUNTED = "entries_unreadable/miscounted"
     ENTRIES_UNREADABLE_NOT_DECODED = "entries_unreadable/not_decoded"
     ENTRIES_UNREADABLE_OLDER_THAN_INDEX = "entries_unreadable/older_than_index"

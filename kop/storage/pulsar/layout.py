@@ -77,6 +77,7 @@ clock.
 """
 
 _PARTITION: Final = re.compile(r"(.+)-partition-(\d+)\Z")
+_FULL_NAME: Final = re.compile(rf"{PERSISTENT}[^/\s]+/[^/\s]+/[^/\s]+\Z")
 _PULSARS_OWN: Final = "__"
 """Begins the name of a topic that Pulsar makes for itself, such as __change_events."""
 _FOREIGN: Final = re.compile(r"([-\w.=:]+)/[-\w.=:]+/(?!__)[a-zA-Z0-9._-]+\Z", re.ASCII)
@@ -93,6 +94,11 @@ def topic_of(name: str) -> str:
     """Return the full name of the topic that a partition's name belongs to; any other name as it is."""
     match = _PARTITION.match(name)
     return match[1] if match else name
+
+
+def is_full_name(text: str) -> bool:
+    """Return true if a text has the form of a topic's full name."""
+    return _FULL_NAME.match(text) is not None
 
 
 def namespace_of(full_name: str) -> str:

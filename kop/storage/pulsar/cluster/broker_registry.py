@@ -36,7 +36,7 @@ from kop.storage.base import LiveBroker
 from kop.storage.pulsar.cluster.live_brokers import AWAY_SECONDS, LiveBrokers
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault, Refused
-from kop.storage.pulsar.layout import BROKER_PRODUCER
+from kop.storage.pulsar.layout import BROKER_PRODUCER, is_full_name
 from kop.storage.pulsar.own_records import send_records
 
 POLL_SECONDS: Final = 1.0
@@ -55,6 +55,8 @@ _LEAVE_SECONDS: Final = 2.0
 _ASKED_AT_ONCE: Final = 8
 _ANSWER_SECONDS: Final = 3.0
 _LEAVES: Final = b"leaves:"
+_MOST_DIGITS: Final = 10
+"""The digits of the largest broker id, which has 32 bits."""
 _INSTANCE: Final = "instance"
 """The property of a broker's producer that names its instance."""
 
@@ -254,18 +256,30 @@ class BrokerRegistry:
             log.warning("the other brokers could not be told of a change, they find it within a minute: %s", error)
 
     def _heard(self, entry: Entry) -> None:
+        """Take up what another broker says in an entry. What no broker writes is passed over, counted and logged."""
         try:
             data = transcode.to_batch(entry.metadata, entry.payload, base_offset=0, log_append_time=None)
             records = list(iter_records(data, max_bytes=_LONGEST))
         except KopError as error:
-            log.warning("an announcement of another broker cannot be read: %s", error)
+            self._pass_over_entry(entry, error.message)
             return
-        for record in records:
-            if record.value is None and record.key is not None and record.key.startswith(_LEAVES) and self._live:
-                number = record.key.removeprefix(_LEAVES)
-                if number.isdigit():
-                    self._live.leaves(int(number), asyncio.get_running_loop().time())
-        self._on_announced([record.value.decode() for record in records if record.value])
+        topics = [topic for record in records if (topic := _topic_in(record)) is not None]
+        leavers = [node_id for record in records if (node_id := _leaver_in(record)) is not None]
+        if len(topics) + len(leavers) < len(records):
+            self._pass_over_entry(entry, "it names no topic and no broker that leaves")
+        if self._live is not None:
+            for node_id in leavers:
+                self._live.leaves(node_id, self._loop.time())
+        if topics:
+            self._on_announced(topics)
+
+    def _pass_over_entry(self, entry: Entry, why: str) -> None:
+        self._faults.count(Fault.ENTRIES_UNREADABLE_ANNOUNCEMENT)
+        text = (
+            f"the entry {entry.position.ledger}:{entry.position.entry} of {self._topic} is not what a gateway writes "
+            f"there and is passed over: {why}: see that nobody but gateways may produce to that topic"
+        )
+        self._faults.tell("no announcement", text)
 
     async def close(self) -> None:
         """Announce that this broker stops, then leave: so the others need not wait for it to come back."""
@@ -281,7 +295,7 @@ class BrokerRegistry:
 
     def _took(self, entry: Entry) -> None:
         if self._reader is not None:
-            self._reader.flow(1)
+            self._reader.flow(max(entry.num_messages, 1))
         self._heard(entry)
 
     async def _look_again(self) -> None:
@@ -398,6 +412,23 @@ class BrokerRegistry:
             return
         for callback in self._listeners:
             callback()
+
+
+def _topic_in(record: Record) -> str | None:
+    """Return the full name of the topic that a broker announces by this record; None if it names none."""
+    try:
+        text = (record.value or b"").decode()
+    except UnicodeDecodeError:
+        return None
+    return text if is_full_name(text) else None
+
+
+def _leaver_in(record: Record) -> int | None:
+    """Return the id of the broker that leaves, as it says by this record; None if it names none."""
+    if record.value is not None or record.key is None or not record.key.startswith(_LEAVES):
+        return None
+    number = record.key.removeprefix(_LEAVES)
+    return int(number) if number.isdigit() and len(number) <= _MOST_DIGITS else None
 
 
 def _broker_of(name: str, properties: Mapping[str, str]) -> LiveBroker | None:

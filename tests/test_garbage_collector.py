@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from kop.garbage import collect_seldom, collected_seldom
+from kop.garbage_collector import collect_seldom, collected_seldom
 
 
 def test_a_block_leaves_the_collector_of_the_process_as_it_was() -> None:
