@@ -182,8 +182,11 @@ class ProducerView:
     producer_id: int
     producer_epoch: int
     last_sequence: int
+    """The sequence of its last record; -1 if its epoch began with the end of a transaction and nothing came since."""
     last_timestamp: int
+    """The max timestamp (ms) of its last batch or marker."""
     current_txn_start_offset: int = -1
+    """The first offset of its open transaction, or -1."""
     coordinator_epoch: int = -1
 
 
@@ -409,8 +412,9 @@ class MarkedLog(PartitionLog, Protocol):
         coordinator_epoch: int,
         bumps_epoch: bool,
         now_ms: int,
-    ) -> asyncio.Future[None]:
-        """Write the marker that ends a producer's transaction; the future ends when it is durable.
+    ) -> asyncio.Future[AppendResult]:
+        """Write the marker that ends a producer's transaction; the future ends when it is durable. Its result tells
+        nothing more.
 
         The marker's `producer_epoch` is the producer's from now on: batches of an earlier epoch are refused.
         `bumps_epoch`: the producer's client goes by version 2 of transactions, whose ends have an epoch above that of

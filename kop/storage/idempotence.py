@@ -33,6 +33,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 from kop.errors import ErrorCode, InternalError, PeerError
 from kop.records.batch import BatchHeader, add_sequence
 from kop.records.markers import EndMarker
+from kop.storage.base import ProducerView
 from kop.storage.transaction_index import AbortedTransaction, TransactionIndex
 
 WINDOW: Final = 5
@@ -145,19 +146,6 @@ class ProducerWindow(NamedTuple, Generic[BatchT]):
         """
         older = self.batches[1 - WINDOW :] if epoch == self.epoch else ()
         return ProducerWindow(epoch, batch.last_sequence, (*older, batch))
-
-
-class ProducerInfo(NamedTuple):
-    """An idempotent producer as DescribeProducers shows it."""
-
-    producer_id: int
-    producer_epoch: int
-    last_sequence: int
-    """The sequence of its last record; -1 if its epoch began with the end of a transaction and nothing came since."""
-    last_timestamp: int
-    """The max timestamp (ms) of its last batch or marker."""
-    transaction_start: int = -1
-    """The first offset of its open transaction, or -1."""
 
 
 class _Producer(NamedTuple):
@@ -417,13 +405,13 @@ class ProducerStates:
         states.transactions = TransactionIndex(begun, aborted)
         return states
 
-    def views(self) -> Sequence[ProducerInfo]:
+    def views(self) -> Sequence[ProducerView]:
         """Return what is known of the producers whose batches are stored, ordered by id. Batches that are still being
         stored are left out.
         """
         begun = self.transactions.open_transactions
         return [
-            ProducerInfo(
+            ProducerView(
                 producer_id,
                 known.window.epoch,
                 known.window.last_sequence,

@@ -13,14 +13,8 @@ from support.examples import examples
 from kop.errors import ErrorCode, InternalError
 from kop.records.batch import MAX_SEQUENCE, TRANSACTIONAL_BIT, BatchHeader, Record, build, read_header
 from kop.records.markers import EndMarker, build_marker
-from kop.storage.idempotence import (
-    BatchMetadata,
-    IdempotenceVerdict,
-    Kind,
-    ProducerInfo,
-    ProducerStates,
-    ProducerWindow,
-)
+from kop.storage.base import ProducerView
+from kop.storage.idempotence import BatchMetadata, IdempotenceVerdict, Kind, ProducerStates, ProducerWindow
 
 NOW = 1_700_000_000_000
 
@@ -280,10 +274,10 @@ def test_replay_reads_what_compaction_left() -> None:
     states = ProducerStates()
     emptied = build([], base_offset=10, last_offset=14, producer_id=1, producer_epoch=0, base_sequence=0)
     states.replay(read_header(emptied), 10, NOW)
-    assert states.views() == [ProducerInfo(1, 0, 4, -1)]
+    assert states.views() == [ProducerView(1, 0, 4, -1)]
     control = build([Record(15, NOW, b"", b"")], producer_id=1, producer_epoch=0, control=True)
     states.replay(read_header(control), 15, NOW)
-    assert states.views() == [ProducerInfo(1, 0, 4, -1)]
+    assert states.views() == [ProducerView(1, 0, 4, -1)]
 
 
 def test_views_are_of_committed_producers_by_id() -> None:
@@ -292,7 +286,7 @@ def test_views_are_of_committed_producers_by_id() -> None:
     log.put(3, 0, 9, 1, NOW)
     log.append(header(7, 1, 3))
     log.append(header(1, 0, 0))
-    assert log.states.views() == [ProducerInfo(3, 0, 9, NOW), ProducerInfo(7, 1, 2, NOW + 5)]
+    assert log.states.views() == [ProducerView(3, 0, 9, NOW), ProducerView(7, 1, 2, NOW + 5)]
 
 
 class Reference:
@@ -424,7 +418,7 @@ def test_an_end_that_bumps_the_epoch_begins_the_sequences_again() -> None:
     assert log.say(1, 0, 3) == OLD_EPOCH  # a late batch of the transaction that has ended
     assert log.say(1, 1, 3) == OUT_OF_ORDER
     assert log.say(1, 1, 0) == "new"
-    assert log.states.views() == [ProducerInfo(1, 1, -1, MARKED)]
+    assert log.states.views() == [ProducerView(1, 1, -1, MARKED)]
 
 
 def test_an_end_under_the_same_epoch_goes_on_with_the_sequences() -> None:
@@ -433,7 +427,7 @@ def test_an_end_under_the_same_epoch_goes_on_with_the_sequences() -> None:
     log.marker(1, 4, commit=False)
     assert log.say(1, 4, 3) == "new"
     assert log.say(1, 4, 0, 3) == "duplicate"
-    assert log.states.views() == [ProducerInfo(1, 4, 2, MARKED)]
+    assert log.states.views() == [ProducerView(1, 4, 2, MARKED)]
     assert [transaction.first_offset for transaction in log.states.transactions.aborted] == [0]
 
 
@@ -489,7 +483,7 @@ def test_producers_with_an_open_transaction_do_not_expire() -> None:
     log.marker(2, 1)
     assert log.states.expire(MARKED + 1000, 1000) == 1
     assert [view.producer_id for view in log.states.views()] == [1]
-    assert log.states.views()[0].transaction_start == 0
+    assert log.states.views()[0].current_txn_start_offset == 0
 
 
 def test_transactions_are_the_same_after_a_restart() -> None:
