@@ -27,7 +27,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from kop.errors import ErrorCode, InternalError, PeerError
@@ -83,25 +82,16 @@ class BatchMetadata:
     """An object of the caller's, untouched here, such as the waiter to be told when the pending batch is durable."""
 
 
-class Kind(Enum):
-    """The kind of a batch for its producer's window: new, a duplicate, or refused."""
-
-    NEW = "new"
-    DUPLICATE = "duplicate"
-    REFUSED = "refused"
-
-
 class IdempotenceVerdict(NamedTuple, Generic[BatchT]):
-    """The result of `check`: the kind of the batch, and its original or its error."""
+    """The result of `check`: the batch's original, or its error; a batch that has neither is new."""
 
-    kind: Kind
     batch: BatchT | None = None
-    """The original batch of a DUPLICATE."""
+    """The original of a duplicate."""
     error: PeerError | None = None
-    """The error of a batch that is REFUSED."""
+    """The error of a batch that is refused."""
 
 
-_NEW: Final[IdempotenceVerdict[Any]] = IdempotenceVerdict(Kind.NEW)
+_NEW: Final[IdempotenceVerdict[Any]] = IdempotenceVerdict()
 
 
 class ProducerWindow(NamedTuple, Generic[BatchT]):
@@ -116,11 +106,8 @@ class ProducerWindow(NamedTuple, Generic[BatchT]):
     """The last batches, oldest first, at most `WINDOW`, all of `epoch`. Empty if only `last_sequence` is known."""
 
     def check(self, header: BatchHeader) -> IdempotenceVerdict[BatchT]:
-        """Return if a batch is NEW, a DUPLICATE of a batch in the window (with that batch), or REFUSED (with the
-        error).
-
-        REFUSED with INVALID_PRODUCER_EPOCH (an older epoch) or OUT_OF_ORDER_SEQUENCE_NUMBER. Nothing changes: `then`
-        adds a batch.
+        """Return if a batch is new, a duplicate of a batch in the window, or refused: with INVALID_PRODUCER_EPOCH (an
+        older epoch) or OUT_OF_ORDER_SEQUENCE_NUMBER. Nothing changes: `then` adds a batch.
         """
         producer_id, epoch, sequence = header.producer_id, header.producer_epoch, header.base_sequence
         if epoch < self.epoch:
@@ -134,7 +121,7 @@ class ProducerWindow(NamedTuple, Generic[BatchT]):
         last_sequence = header.last_sequence
         for batch in self.batches if epoch == self.epoch else ():
             if batch.base_sequence == sequence and batch.last_sequence == last_sequence:
-                return IdempotenceVerdict(Kind.DUPLICATE, batch)
+                return IdempotenceVerdict(batch)
         return _refused(
             ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
             f"producer {producer_id} in epoch {epoch} sent sequence {sequence}, {expected} comes next",
@@ -168,7 +155,7 @@ class ProducerStates:
         return len(self._producers)
 
     def check(self, header: BatchHeader, *, from_zero: bool = False) -> IdempotenceVerdict[BatchMetadata]:
-        """Return if a batch is NEW, a DUPLICATE or REFUSED, by its producer's window; NEW also without a producer id or
+        """Return if a batch is new, a duplicate or refused, by its producer's window; new also without a producer id or
         of an unknown producer.
 
         `from_zero`: an unknown producer has to begin at sequence 0. While a producer has an open transaction, a new
@@ -187,7 +174,7 @@ class ProducerStates:
         return _NO_BATCHES.check(header) if from_zero and header.producer_id >= 0 else _NEW
 
     def append(self, header: BatchHeader, offset: int, used_ms: int, owner: object = None) -> BatchMetadata | None:
-        """Add a batch that `check` found NEW, to lie at `offset`, to its producer's window; return it for `commit`, or
+        """Add a batch that `check` found new, to lie at `offset`, to its producer's window; return it for `commit`, or
         None if it has no producer id.
 
         It counts from now on, and is pending until `commit`. A transactional one begins a transaction if its producer
@@ -475,4 +462,4 @@ def _with_marker(
 
 
 def _refused(code: ErrorCode, text: str) -> IdempotenceVerdict[Any]:
-    return IdempotenceVerdict(Kind.REFUSED, error=PeerError(text, code))
+    return IdempotenceVerdict(error=PeerError(text, code))

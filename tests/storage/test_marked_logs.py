@@ -211,7 +211,8 @@ async def test_the_end_of_a_topic_ends_markers(marked_store: MarkedStore) -> Non
         await engine.topics.delete(log.topic.topic_id)
         (end,) = await asyncio.gather(waiting, return_exceptions=True)  # it may be durable before the topic goes
         if isinstance(end, BaseException):
-            assert isinstance(end, KopError) and end.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            assert isinstance(end, KopError)
+            assert end.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         with refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
             await writer.end(commit=True)
 

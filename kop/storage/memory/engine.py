@@ -109,12 +109,7 @@ class MemoryEngine(LocalEngine):
     promises = Promises(
         checks_records=False,
         durable=False,
-        upkeep_on_request=True,
-        remembers_producers=True,
-        append_time_of_caller=True,
-        exact_sizes=True,
         writes_markers=True,
-        orders_producers=True,
     )
     directory = None
 

@@ -34,7 +34,7 @@ from kop.storage.base import (
     TopicInfo,
 )
 from kop.storage.compaction import NewestOffsets, delete_horizon, is_due
-from kop.storage.idempotence import Kind, ProducerStates
+from kop.storage.idempotence import ProducerStates
 from kop.storage.local import LocalLog
 from kop.storage.partition import NOTHING_TO_READ, AppendFuture, stamped
 from kop.storage.steady_time import steady_ms
@@ -164,7 +164,7 @@ class MemoryLog(LocalLog):
             self.gone()
             if self.deleted
             else verdict.error
-            or self._space.refusal(0 if verdict.kind is Kind.DUPLICATE else header.size, unbounded=self.topic.internal)
+            or self._space.refusal(header.size if verdict.batch is None else 0, unbounded=self.topic.internal)
         )
         if error is not None:
             waiter.append_failed(place, error)

@@ -65,12 +65,7 @@ class SqliteEngine(LocalEngine):
     promises = Promises(
         checks_records=False,
         durable=True,
-        upkeep_on_request=True,
-        remembers_producers=True,
-        append_time_of_caller=True,
-        exact_sizes=True,
         writes_markers=True,
-        orders_producers=True,
     )
     topics: SqliteTopics
     transactions: MarkedTransactions

@@ -29,7 +29,7 @@ from kop.storage.base import (
     TimestampOffset,
     TopicInfo,
 )
-from kop.storage.idempotence import BatchMetadata, Kind, ProducerStates
+from kop.storage.idempotence import BatchMetadata, ProducerStates
 from kop.storage.local import LocalLog
 from kop.storage.partition import NOTHING_TO_READ, AppendFuture, stamped
 from kop.storage.sqlite import reader
@@ -120,11 +120,11 @@ class SqliteLog(LocalLog):
         if header.producer_id >= 0:
             if states is None:
                 states = self.producer_states = ProducerStates()
-            kind, original, error = states.check(header, from_zero=from_zero)
+            original, error = states.check(header, from_zero=from_zero)
             if error is not None:
                 waiter.append_failed(place, error)
                 return
-            if original is not None and kind is Kind.DUPLICATE:
+            if original is not None:
                 if original.pending:
                     self._follow(original, waiter, place)
                 else:
