@@ -405,21 +405,10 @@ class FramedReader:
 
     def __init__(self, plan: ColumnPlan, registry: RegistryAccess) -> None:
         self._registry = registry_of_process(registry)
+        self._plan = plan
         self._kind = plan.kind
         self._readers: dict[tuple[int, tuple[int, ...]], SchemaReader | str] = {}
         self._wanted = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}[plan.format]
-        self._make: Callable[[Schema, tuple[int, ...]], SchemaReader]
-        if plan.format == "avro":
-            reader = plan.avro
-            self._make = lambda schema, _: avro_reader(avro_schema.parse(schema.text, schema.reference_texts), reader)
-        elif plan.format == "json":
-            texts = JsonReader(self._kind)
-            self._make = lambda schema, indexes: texts
-        else:
-            message = plan.protobuf.message(plan.message)
-            self._make = lambda schema, indexes: ProtobufReader(
-                ProtobufSchema(schema.text, schema.references).at(indexes), message
-            )
 
     def read(self, column: pa.Array, versions: pa.Array | None = None) -> Decoded:
         """Return the column of the plan's type, and by row the errors of bad records, which are null in it: also of
@@ -497,7 +486,10 @@ class FramedReader:
         if written.kind != self._wanted:
             return f"schema {schema_id} is {written.kind}, not {self._wanted}"
         try:
-            return self._make(written, indexes)
+            by = replace(self._plan, schema=written)
+            if self._wanted == "PROTOBUF":
+                by = replace(by, message=by.protobuf.at(indexes).full_name)
+            return _reader_of_schema(by, self._plan)
         except UnresolvableError as error:
             return f"schema {schema_id} cannot be resolved: {error}"
         except BadRecordError as error:
