@@ -549,7 +549,14 @@ def frames_of(error: BaseException) -> list[str]:
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.LZ4, Codec.ZSTD])
 def test_errors_hold_no_frame_with_what_was_decompressed(twin: ModuleType, codec: Codec) -> None:
     to_entries = partial(transcode.to_entries, producer_name="p", sequence_base=0, publish_time=1, max_size=MAX_SIZE)
-    to_raw = partial(raw_entry, producer_name="p", sequence_base=0, publish_time=1, max_size=MAX_SIZE)
+    to_raw = partial(
+        transcode.to_raw_frame,
+        producer_id=0,
+        producer_name="p",
+        sequence_base=0,
+        publish_time=1,
+        max_size=MAX_SIZE,
+    )
     grown, damaged = bomb(codec, 1 << 20), sealed(bytes(50_000), 1, codec)
     calls: list[Callable[[bytes], object]] = [
         lambda data: to_entries(data, read_header(data), max_bytes=100_000),
