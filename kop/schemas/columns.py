@@ -266,8 +266,10 @@ def _reader_of_records(plan: ColumnPlan) -> ByVersionReader:
         return ByVersionReader(plan.kind, own)
     fetch = functools.partial(_versions, plan.pulsar, plan.topic)
     unversioned = functools.partial(_of_any_version, plan, fetch) if plan.format == "avro" else own
-    make = functools.partial(_reader_of_version, plan)
-    return ByVersionReader(plan.kind, unversioned, Versions(fetch, make, own, plan.schema.version))
+    versions = Versions(
+        fetch, lambda schema: _reader_of_schema(_written_by(plan, schema), plan), own, plan.schema.version
+    )
+    return ByVersionReader(plan.kind, unversioned, versions)
 
 
 def _reader_of_schema(written: ColumnPlan, plan: ColumnPlan) -> SchemaReader:
@@ -286,13 +288,6 @@ def _reader_of_schema(written: ColumnPlan, plan: ColumnPlan) -> SchemaReader:
 
 def _versions(access: PulsarAccess, topic: str) -> dict[int, PulsarSchema]:
     return {schema.version or 0: schema for schema in topic_schemas(access, topic)}
-
-
-def _reader_of_version(plan: ColumnPlan, schema: PulsarSchema) -> SchemaReader:
-    """Return the reader of records that a version of the topic's schema wrote. SchemaError if that version is of
-    another kind or format than the column, or if the column cannot be read from it.
-    """
-    return _reader_of_schema(_written_by(plan, schema), plan)
 
 
 def _written_by(plan: ColumnPlan, schema: PulsarSchema) -> ColumnPlan:
