@@ -52,18 +52,18 @@ properties are UndecodableEntryError.
 
 from __future__ import annotations
 
+import dataclasses
 from binascii import Error as Base64Error
 from binascii import a2b_base64, b2a_base64
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
-from struct import Struct
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
 from kop.errors import BackendError, ErrorCode, PeerError
-from kop.records.batch import HEADER_SIZE, LOG_APPEND_TIME_BIT, LOG_OVERHEAD, MAGIC
+from kop.records.batch import CRC, CRC_AT, CRC_FROM, HEADER, HEADER_SIZE, LOG_APPEND_TIME_BIT, LOG_OVERHEAD, MAGIC
 from kop.records.record import Buffer, before_value, content_of, frames, headers_of, key_and_value, put_record
 
 RESERVED: Final = b"__kop_"
@@ -86,11 +86,6 @@ change it.
 MAX_PROPERTIES: Final = 100_000
 MOST_REJECTED: Final = 1_000
 """The number of records without a key that an error names at most: a peer can put nine million into 64 MiB."""
-
-_BATCH: Final = Struct(">qiibIhiqqqhii")
-_CHECKSUM: Final = Struct(">I")
-_CHECKSUM_AT: Final = 17
-_CHECKSUM_FROM: Final = 21
 
 Headers = Sequence[tuple[bytes, bytes | None]]
 Txn = tuple[int, int, bool]
@@ -385,30 +380,21 @@ def _is_text(data: bytes) -> bool:
 # Pulsar -> Kafka
 
 
+@dataclasses.dataclass(slots=True)
 class _Message:
     """The fields of a Pulsar message that a Kafka record is made of, from its SingleMessageMetadata or
     MessageMetadata.
     """
 
-    __slots__ = (
-        "binary_key",
-        "compacted_out",
-        "event_time",
-        "key",
-        "null_key",
-        "null_value",
-        "ordering_key",
-        "payload_size",
-        "properties",
-    )
-
-    def __init__(self) -> None:
-        self.properties: list[tuple[bytes, bytes]] = []
-        self.key: bytes | None = None
-        self.ordering_key: bytes | None = None
-        self.event_time = 0
-        self.binary_key = self.null_key = self.null_value = self.compacted_out = False
-        self.payload_size = -1
+    properties: list[tuple[bytes, bytes]] = dataclasses.field(default_factory=list)
+    key: bytes | None = None
+    ordering_key: bytes | None = None
+    event_time: int = 0
+    binary_key: bool = False
+    null_key: bool = False
+    null_value: bool = False
+    compacted_out: bool = False
+    payload_size: int = -1
 
 
 def plain_batch(
@@ -506,15 +492,15 @@ def around(
         max_timestamp = log_append_time
     size = HEADER_SIZE + sum(map(len, records))
     head = bytearray(
-        _BATCH.pack(
+        HEADER.pack(
             base_offset, size - LOG_OVERHEAD, 0, MAGIC, 0, attributes, places - 1,
             base_timestamp, max_timestamp, -1, -1, -1, number,
         )
     )  # fmt: skip
-    checksum = crc32c(head[_CHECKSUM_FROM:])
+    checksum = crc32c(head[CRC_FROM:])
     for part in records:
         checksum = crc32c(part, checksum)
-    _CHECKSUM.pack_into(head, _CHECKSUM_AT, checksum)
+    CRC.pack_into(head, CRC_AT, checksum)
     return b"".join((head, *records))
 
 

@@ -17,53 +17,10 @@ from typing import Final, NamedTuple, TypeAlias
 from crc32c import crc32c
 
 from kop.errors import ErrorCode, InternalError, PeerError
-from kop.records.compression import Codec, compress, decompress
-from kop.records.record import Record, content_of, frames, headers_of, key_and_value, key_value_record, put_record
-
-__all__ = [
-    "CODEC_MASK",
-    "CONTROL_BIT",
-    "CRC_FROM",
-    "DELETE_HORIZON_BIT",
-    "HEADER_SIZE",
-    "KEPT_BITS",
-    "LOG_APPEND_TIME_BIT",
-    "LOG_OVERHEAD",
-    "MAGIC",
-    "MAX_SEQUENCE",
-    "MAX_TIMESTAMP_AT",
-    "MIN_RECORD_SIZE",
-    "NO_LEADER_EPOCH",
-    "NO_PRODUCER_EPOCH",
-    "NO_PRODUCER_ID",
-    "NO_SEQUENCE",
-    "NO_TIMESTAMP",
-    "TRANSACTIONAL_BIT",
-    "BatchHeader",
-    "Buffer",
-    "Codec",
-    "Record",
-    "add_sequence",
-    "base_offset_of",
-    "build",
-    "build_at",
-    "check_produced",
-    "first_at_or_after",
-    "is_transactional",
-    "iter_batches",
-    "iter_records",
-    "max_timestamp_record",
-    "next_offset_of",
-    "read_header",
-    "records_of",
-    "rewrite",
-    "seal",
-    "stamp",
-    "stamp_create_time",
-    "stamp_log_append_time",
-    "stamp_producer",
-    "with_delete_horizon",
-]
+from kop.records.compression import Codec as Codec  # noqa: PLC0414 (for those that import it from here, too)
+from kop.records.compression import compress, decompress
+from kop.records.record import Record as Record  # noqa: PLC0414
+from kop.records.record import content_of, frames, headers_of, key_and_value, key_value_record, put_record
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -89,19 +46,19 @@ DELETE_HORIZON_BIT: Final = 0x40
 KEPT_BITS: Final = CODEC_MASK | TRANSACTIONAL_BIT | CONTROL_BIT | DELETE_HORIZON_BIT
 """The bits of a batch's attributes that stay when its largest timestamp is written."""
 
-_HEADER: Final = struct.Struct(">qiibIhiqqqhii")
-_CRC: Final = struct.Struct(">I")
+HEADER: Final = struct.Struct(">qiibIhiqqqhii")
+CRC: Final = struct.Struct(">I")
 _SHORT: Final = struct.Struct(">h")
 _INT: Final = struct.Struct(">i")
 _LONG: Final = struct.Struct(">q")
 _OFFSETS: Final = struct.Struct(">q15xi")
 _PRODUCER: Final = struct.Struct(">h20xq")
 _PRODUCER_ID: Final = struct.Struct(">qhi")
-_unpack_header = _HEADER.unpack_from
+_unpack_header = HEADER.unpack_from
 
 _LENGTH_AT: Final = 8
 _MAGIC_AT: Final = 16
-_CRC_AT: Final = 17
+CRC_AT: Final = 17
 CRC_FROM: Final = 21
 _ATTRIBUTES_AT: Final = 21
 MAX_TIMESTAMP_AT: Final = 35
@@ -358,7 +315,7 @@ def stamp_create_time(buf: bytearray | memoryview, max_timestamp: int) -> None:
 def stamp_producer(buf: bytearray | memoryview, producer_id: int, epoch: int, base_sequence: int) -> None:
     """Write the producer and the first sequence of the batch that fills `buf`, and renew the checksum."""
     _PRODUCER_ID.pack_into(buf, _PRODUCER_ID_AT, producer_id, epoch, base_sequence)
-    _CRC.pack_into(buf, _CRC_AT, crc32c(memoryview(buf)[CRC_FROM:]))
+    CRC.pack_into(buf, CRC_AT, crc32c(memoryview(buf)[CRC_FROM:]))
 
 
 def stamp_log_append_time(buf: bytearray | memoryview, now_ms: int) -> None:
@@ -373,7 +330,7 @@ def _stamp_times(buf: bytearray | memoryview, bit: int, max_timestamp: int) -> N
     (attributes,) = _SHORT.unpack_from(buf, _ATTRIBUTES_AT)
     _SHORT.pack_into(buf, _ATTRIBUTES_AT, attributes & KEPT_BITS | bit)
     _LONG.pack_into(buf, MAX_TIMESTAMP_AT, max_timestamp)
-    _CRC.pack_into(buf, _CRC_AT, crc32c(memoryview(buf)[CRC_FROM:]))
+    CRC.pack_into(buf, CRC_AT, crc32c(memoryview(buf)[CRC_FROM:]))
 
 
 def records_of(batch: Buffer, header: BatchHeader | None = None, *, max_bytes: int) -> bytes:
@@ -494,9 +451,9 @@ def build_at(timestamp: int, records: Sequence[tuple[bytes, bytes | None]]) -> t
     batch += b"".join([key_value_record(delta, key, value) for delta, (key, value) in enumerate(records)])
     length, count = len(batch) - LOG_OVERHEAD, len(records)
     fields = (0, count - 1, timestamp, timestamp, NO_PRODUCER_ID, NO_PRODUCER_EPOCH, NO_SEQUENCE, count)
-    _HEADER.pack_into(batch, 0, 0, length, 0, MAGIC, 0, *fields)
+    HEADER.pack_into(batch, 0, 0, length, 0, MAGIC, 0, *fields)
     crc = crc32c(memoryview(batch)[CRC_FROM:])
-    _CRC.pack_into(batch, _CRC_AT, crc)
+    CRC.pack_into(batch, CRC_AT, crc)
     return batch, BatchHeader(0, length, 0, MAGIC, crc, *fields)
 
 
@@ -507,14 +464,13 @@ def rewrite(
     *,
     max_bytes: int,
     delete_horizon: int | None = None,
-    keep_empty: bool = False,
 ) -> Buffer | None:
     """Return the batch with only the records that `keep` wants, as Kafka's log cleaner writes it.
 
     Offsets, last offset, producer fields, record timestamps and codec stay. `batch` itself comes back where nothing
-    changes, None if no record is left; with `keep_empty` that is a header alone, which keeps the last sequence
-    of a producer. `delete_horizon` (ms, now + delete.retention.ms) is set where a tombstone stays in a batch that
-    has no horizon yet: it takes the place of `base_timestamp` (KIP-534), and `header.delete_horizon` tells.
+    changes, None if no record is left. `delete_horizon` (ms, now + delete.retention.ms) is set where a tombstone stays
+    in a batch that has no horizon yet: it takes the place of `base_timestamp` (KIP-534), and `header.delete_horizon`
+    tells.
     """
     body = records_of(batch, header, max_bytes=max_bytes)
     kept: list[tuple[int, int, int, int, int]] = []
@@ -527,11 +483,7 @@ def rewrite(
             tombstone = tombstone or value is None
         position = end
     if not kept:
-        if not keep_empty:
-            return None
-        attributes = header.attributes & ~(CODEC_MASK | DELETE_HORIZON_BIT)
-        empty = header._replace(attributes=attributes, base_timestamp=NO_TIMESTAMP, record_count=0)
-        return seal(empty, b"")
+        return None
     horizon = delete_horizon if tombstone and not header.delete_horizon else None
     if horizon is None and len(kept) == header.record_count:
         return batch
@@ -566,8 +518,8 @@ def seal(header: BatchHeader, records: Buffer) -> bytearray:
     body = compress(header.codec, records)
     batch = bytearray(HEADER_SIZE)
     batch += body
-    _HEADER.pack_into(batch, 0, *header._replace(batch_length=len(batch) - LOG_OVERHEAD))
-    _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[CRC_FROM:]))
+    HEADER.pack_into(batch, 0, *header._replace(batch_length=len(batch) - LOG_OVERHEAD))
+    CRC.pack_into(batch, CRC_AT, crc32c(memoryview(batch)[CRC_FROM:]))
     return batch
 
 

@@ -21,7 +21,9 @@ from crc32c import crc32c
 from kop.compiled import compiled
 from kop.errors import ErrorCode, InternalError, PeerError, raises_without_frames
 from kop.records import _pure
-from kop.records._pure import EntryView, UndecodableEntryError
+from kop.records._pure import EntryView as EntryView  # noqa: PLC0414 (for those that import it from here, too)
+from kop.records._pure import UndecodableEntryError as UndecodableEntryError  # noqa: PLC0414
+from kop.records._pure import schema_version as schema_version  # noqa: PLC0414
 from kop.records.batch import (
     CODEC_MASK,
     CONTROL_BIT,
@@ -42,29 +44,6 @@ from kop.records.batch import (
 )
 from kop.records.compression import compress, decompress
 from kop.records.validation import RecordsRejectedError, check_records, inflated
-
-__all__ = [
-    "ENTRY_ROOM",
-    "MAX_UNCOMPRESSED",
-    "NATIVE",
-    "EntryTransaction",
-    "EntryView",
-    "PulsarEntry",
-    "SendFrame",
-    "UndecodableEntryError",
-    "deflated",
-    "empty_batch",
-    "entry_in",
-    "parse_entry",
-    "plain_frames",
-    "to_batch",
-    "to_entries",
-    "to_frames",
-    "to_raw_entry",
-    "to_raw_frame",
-    "usual_batches",
-]
-
 
 if TYPE_CHECKING:
     from kop import _native as twin
@@ -309,35 +288,6 @@ def to_entries(
     return [PulsarEntry(*entry_in(made.frame), made.num_messages, made.first) for made in frames]
 
 
-@raises_without_frames
-def to_raw_entry(
-    batch: Buffer,
-    header: BatchHeader,
-    *,
-    producer_name: str,
-    sequence_base: int,
-    publish_time: int,
-    max_size: int,
-    max_bytes: int = MAX_UNCOMPRESSED,
-    txn: EntryTransaction | None = None,
-) -> PulsarEntry:
-    """Put a Kafka batch as it is into a Pulsar entry without a frame around it; rules and errors as of
-    `to_raw_frame`.
-    """
-    made = to_raw_frame(
-        batch,
-        header,
-        producer_id=0,
-        producer_name=producer_name,
-        sequence_base=sequence_base,
-        publish_time=publish_time,
-        max_size=max_size,
-        max_bytes=max_bytes,
-        txn=txn,
-    )
-    return PulsarEntry(*entry_in(made.frame), made.num_messages, made.first)
-
-
 def entry_size(frame: bytes) -> int:
     """Return the number of bytes of metadata and payload in a SEND frame."""
     return len(frame) - _UP_TO_METADATA - int.from_bytes(frame[4:8], "big")
@@ -401,7 +351,7 @@ def to_batch(
         codec = _TO_KAFKA[view.compression]
         batch = b""
         if count:
-            records = (_compress(codec, b"".join(records)),)
+            records = (compress(codec, b"".join(records), fastest=True),)  # it is done again for every read from Pulsar
             batch = _pure.around(
                 records, count, base_timestamp, max_timestamp, base_offset, places, codec, log_append_time
             )
@@ -412,11 +362,6 @@ def to_batch(
     if keyless and on_keyless is not None:
         on_keyless(keyless)
     return batch or empty_batch(base_offset, base_offset + places - 1)
-
-
-def schema_version(metadata: Buffer) -> int:
-    """Return the version of its schema that an entry's metadata, which parses, names; -1 if it names none."""
-    return _pure.schema_version(metadata)
 
 
 def usual_batches(
@@ -533,19 +478,6 @@ def _correct_largest_timestamp(batch: memoryview, header: BatchHeader, max_bytes
         return  # whoever reads the records is told
     if latest != header.max_timestamp:
         stamp_create_time(batch, latest)
-
-
-def _compress(codec: int, data: bytes) -> Buffer:
-    """Compress `data` for Kafka consumers, at the fastest levels: this is done again for every read from Pulsar."""
-    if codec == Codec.LZ4:
-        stream = cramjam.lz4.Compressor(level=_FASTEST, block_linked=False, content_checksum=False)
-        stream.compress(data)
-        return memoryview(stream.finish())
-    if codec == Codec.GZIP:
-        return memoryview(cramjam.gzip.compress(data, level=_FASTEST))
-    if codec == Codec.ZSTD:
-        return memoryview(cramjam.zstd.compress(data, level=_FASTEST))
-    return compress(codec, data)
 
 
 def deflated(codec: int, payload: bytes) -> tuple[int, bytes]:

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from kop.schemas.avro_schema import AvroField, AvroType, arrow_type
 from kop.schemas.builders import Builder, Leaf, Lists, Maps, Structs, builder
-from kop.schemas.errors import BadRecordError, UnresolvableError
+from kop.schemas.errors import BadRecordError, UnresolvableError, below
 
 Read = Callable[[bytes, int], int]
 
@@ -303,8 +303,8 @@ def _record(writer: AvroType, reader: AvroType, into: Builder, path: str) -> Rea
     for field in writer.fields:
         if field.name in wanted:
             at = wanted[field.name]
-            below = _below(path, field.name)
-            steps.append(_resolve(field.kind, reader.fields[at].kind, into.fields[at], below))
+            inner = below(path, field.name)
+            steps.append(_resolve(field.kind, reader.fields[at].kind, into.fields[at], inner))
         else:
             steps.append(_skip(field.kind, {}))
     valid = into.valid.append
@@ -335,12 +335,8 @@ def field_sources(writer: AvroType, reader: AvroType, path: str) -> tuple[dict[s
         elif field.has_default:
             missing.append(at)
         else:
-            raise UnresolvableError(f"{_below(path, field.name)} is not in it, and the reader's schema has no default")
+            raise UnresolvableError(f"{below(path, field.name)} is not in it, and the reader's schema has no default")
     return wanted, missing
-
-
-def _below(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
 
 
 def _array(writer: AvroType, reader: AvroType, into: Builder, path: str) -> Read:
@@ -561,7 +557,7 @@ def default_of(field: AvroField, path: str) -> Any:
         return plain_value(field.kind, field.default)
     except (BadRecordError, ValueError, TypeError, AttributeError) as error:
         raise UnresolvableError(
-            f"the default of {_below(path, field.name)} does not fit its type {field.kind}: {error}"
+            f"the default of {below(path, field.name)} does not fit its type {field.kind}: {error}"
         ) from None
 
 

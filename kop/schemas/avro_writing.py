@@ -18,8 +18,8 @@ from pyarrow import types
 from kop.schemas.avro_reading import WIDE, plain_value
 from kop.schemas.avro_schema import UTC, AvroType, arrow_type
 from kop.schemas.builders import builder
-from kop.schemas.encoders import Encode, below, entries, grouped, numbers, with_nulls, without_nulls
-from kop.schemas.errors import BadRecordError, SchemaError
+from kop.schemas.encoders import Encode, entries, grouped, numbers, with_nulls, without_nulls, zigzag
+from kop.schemas.errors import BadRecordError, SchemaError, below
 from kop.schemas.types import in_sql
 
 _ROOT: Final = "topLevelRecord"
@@ -38,18 +38,6 @@ def encoder(schema: AvroType, kind: pa.DataType) -> Callable[[pa.Array], list[by
     return lambda column: with_nulls(inner, column)
 
 
-def _number(value: int) -> bytes:
-    zigzag = (value << 1) ^ (value >> 63)
-    if zigzag < 128:
-        return bytes((zigzag,))
-    made = bytearray()
-    while zigzag > 127:
-        made.append(zigzag & 127 | 128)
-        zigzag >>= 7
-    made.append(zigzag)
-    return bytes(made)
-
-
 def _nullable(schema: AvroType, kind: pa.DataType, path: str) -> Encode:
     """Return the function that encodes columns that may have nulls: it raises BadRecordError for a null that the schema
     does not take. SchemaError if the schema does not take such columns at all; `path` names the column in errors.
@@ -59,7 +47,7 @@ def _nullable(schema: AvroType, kind: pa.DataType, path: str) -> Encode:
     if not schema.takes_null:
         encode = _encode(schema, kind, path)
         return lambda column: encode(without_nulls(column, path))
-    empty = _number([branch.kind for branch in schema.branches].index("null"))
+    empty = zigzag([branch.kind for branch in schema.branches].index("null"))
     if not schema.members:
         return lambda column: [empty] * len(column)
     inner = _encode(schema, kind, path)
@@ -77,7 +65,7 @@ def _encode(schema: AvroType, kind: pa.DataType, path: str) -> Encode:
     if schema.kind == "array" and types.is_list(kind):
         item = _nullable(schema.item, kind.value_type, f"{path}[]")
         return lambda column: [
-            _number(len(items)) + b"".join(items) + b"\0" if items else b"\0"
+            zigzag(len(items)) + b"".join(items) + b"\0" if items else b"\0"
             for items in grouped(column, item(column.flatten()))
         ]
     if schema.kind == "map" and types.is_map(kind) and types.is_string(kind.key_type):
@@ -91,14 +79,14 @@ def _encode(schema: AvroType, kind: pa.DataType, path: str) -> Encode:
 def _union(schema: AvroType, kind: pa.DataType, path: str) -> Encode:
     members = schema.members
     if len(members) == 1:
-        before = _number(schema.branches.index(members[0]))
+        before = zigzag(schema.branches.index(members[0]))
         inner = _encode(members[0], kind, path)
         return lambda column: [before + value for value in inner(column)]
     names = [f"member{at}" for at in range(len(members))]
     if not types.is_struct(kind) or [field.name for field in kind] != names:
         raise SchemaError(f"{path or 'the column'} has to be a struct of {', '.join(names)}: its schema is {schema}")
     encodes = [_encode(member, field.type, path) for member, field in zip(members, kind, strict=True)]
-    before_each = [_number(schema.branches.index(member)) for member in members]
+    before_each = [zigzag(schema.branches.index(member)) for member in members]
 
     def encode(column: pa.Array) -> list[bytes]:
         parts = [with_nulls(inner, part) for inner, part in zip(encodes, column.flatten(), strict=True)]
@@ -153,13 +141,13 @@ def _map(schema: AvroType, kind: pa.DataType, path: str) -> Encode:
     def encode(column: pa.Array) -> list[bytes]:
         keys, items = entries(column)
         pairs = [_sized(key.encode()) + value for key, value in zip(keys.to_pylist(), item(items), strict=True)]
-        return [_number(len(group)) + b"".join(group) + b"\0" if group else b"\0" for group in grouped(column, pairs)]
+        return [zigzag(len(group)) + b"".join(group) + b"\0" if group else b"\0" for group in grouped(column, pairs)]
 
     return encode
 
 
 def _sized(value: bytes) -> bytes:
-    return _number(len(value)) + value
+    return zigzag(len(value)) + value
 
 
 def _leaf(schema: AvroType, kind: pa.DataType, path: str) -> Encode | None:
@@ -167,16 +155,16 @@ def _leaf(schema: AvroType, kind: pa.DataType, path: str) -> Encode | None:
         case "boolean" if types.is_boolean(kind):
             return lambda column: [b"\1" if value else b"\0" for value in column.to_pylist()]
         case "int" if schema.logical == "date" and types.is_date32(kind):
-            return lambda column: [_number(value) for value in numbers(column)]
+            return lambda column: [zigzag(value) for value in numbers(column)]
         case "int" if types.is_integer(kind) and kind.bit_width <= 32 and not schema.logical:
-            return lambda column: [_number(value) for value in column.to_pylist()]
+            return lambda column: [zigzag(value) for value in column.to_pylist()]
         case "long" if types.is_timestamp(kind) and schema.logical:
             if (kind.tz is None) != schema.logical.startswith("local-"):
                 return None
             divisor = 1000 if schema.logical.endswith("-millis") else 1
-            return lambda column: [_number(value // divisor) for value in numbers(column)]
+            return lambda column: [zigzag(value // divisor) for value in numbers(column)]
         case "long" if types.is_integer(kind) and not schema.logical:
-            return lambda column: [_number(value) for value in column.to_pylist()]
+            return lambda column: [zigzag(value) for value in column.to_pylist()]
         case "float" if types.is_float32(kind):
             return lambda column: [struct.pack("<f", value) for value in column.to_pylist()]
         case "double" if types.is_floating(kind):
@@ -202,7 +190,7 @@ def _fixed(value: bytes, schema: AvroType, path: str) -> bytes:
 
 
 def _enum(schema: AvroType, path: str) -> Encode:
-    symbols = {symbol: _number(at) for at, symbol in enumerate(schema.symbols)}
+    symbols = {symbol: zigzag(at) for at, symbol in enumerate(schema.symbols)}
 
     def encode(column: pa.Array) -> list[bytes]:
         values = column.to_pylist()

@@ -266,8 +266,10 @@ def _reader_of_records(plan: ColumnPlan) -> ByVersionReader:
         return ByVersionReader(plan.kind, own)
     fetch = functools.partial(_versions, plan.pulsar, plan.topic)
     unversioned = functools.partial(_of_any_version, plan, fetch) if plan.format == "avro" else own
-    make = functools.partial(_reader_of_version, plan)
-    return ByVersionReader(plan.kind, unversioned, Versions(fetch, make, own, plan.schema.version))
+    versions = Versions(
+        fetch, lambda schema: _reader_of_schema(_written_by(plan, schema), plan), own, plan.schema.version
+    )
+    return ByVersionReader(plan.kind, unversioned, versions)
 
 
 def _reader_of_schema(written: ColumnPlan, plan: ColumnPlan) -> SchemaReader:
@@ -286,13 +288,6 @@ def _reader_of_schema(written: ColumnPlan, plan: ColumnPlan) -> SchemaReader:
 
 def _versions(access: PulsarAccess, topic: str) -> dict[int, PulsarSchema]:
     return {schema.version or 0: schema for schema in topic_schemas(access, topic)}
-
-
-def _reader_of_version(plan: ColumnPlan, schema: PulsarSchema) -> SchemaReader:
-    """Return the reader of records that a version of the topic's schema wrote. SchemaError if that version is of
-    another kind or format than the column, or if the column cannot be read from it.
-    """
-    return _reader_of_schema(_written_by(plan, schema), plan)
 
 
 def _written_by(plan: ColumnPlan, schema: PulsarSchema) -> ColumnPlan:
@@ -405,21 +400,10 @@ class FramedReader:
 
     def __init__(self, plan: ColumnPlan, registry: RegistryAccess) -> None:
         self._registry = registry_of_process(registry)
+        self._plan = plan
         self._kind = plan.kind
         self._readers: dict[tuple[int, tuple[int, ...]], SchemaReader | str] = {}
         self._wanted = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}[plan.format]
-        self._make: Callable[[Schema, tuple[int, ...]], SchemaReader]
-        if plan.format == "avro":
-            reader = plan.avro
-            self._make = lambda schema, _: avro_reader(avro_schema.parse(schema.text, schema.reference_texts), reader)
-        elif plan.format == "json":
-            texts = JsonReader(self._kind)
-            self._make = lambda schema, indexes: texts
-        else:
-            message = plan.protobuf.message(plan.message)
-            self._make = lambda schema, indexes: ProtobufReader(
-                ProtobufSchema(schema.text, schema.references).at(indexes), message
-            )
 
     def read(self, column: pa.Array, versions: pa.Array | None = None) -> Decoded:
         """Return the column of the plan's type, and by row the errors of bad records, which are null in it: also of
@@ -497,7 +481,10 @@ class FramedReader:
         if written.kind != self._wanted:
             return f"schema {schema_id} is {written.kind}, not {self._wanted}"
         try:
-            return self._make(written, indexes)
+            by = replace(self._plan, schema=written)
+            if self._wanted == "PROTOBUF":
+                by = replace(by, message=by.protobuf.at(indexes).full_name)
+            return _reader_of_schema(by, self._plan)
         except UnresolvableError as error:
             return f"schema {schema_id} cannot be resolved: {error}"
         except BadRecordError as error:

@@ -117,13 +117,6 @@ class ConfluentRegistry:
         self._by_version[subject, answer["version"]] = schema
         return schema
 
-    def versions(self, subject: str) -> list[int]:
-        """Return the numbers of the versions that a subject has. UnknownSchemaError if there is no such subject;
-        SchemaError if the registry refuses or does not answer.
-        """
-        versions: list[int] = self._ask("GET", f"subjects/{quote(subject, safe='')}/versions")
-        return versions
-
     def register(self, subject: str, schema: Schema, references: Sequence[Reference] = ()) -> int:
         """Register a schema under a subject, unless it is there already, and return its id. `references` are the
         schemas that it uses, which have to be registered. SchemaError, with the registry's words, if the registry

@@ -57,11 +57,17 @@ def entries(column: pa.Array) -> tuple[pa.Array, pa.Array]:
     return column.keys.slice(first, last - first), column.items.slice(first, last - first)
 
 
-def below(path: str, name: str) -> str:
-    """Return the path of the field `name` of a struct whose own path is `path`, with a dot between; the name alone if
-    `path` is empty.
-    """
-    return f"{path}.{name}" if path else name
+def zigzag(value: int) -> bytes:
+    """Return a whole number of up to 64 bits, zigzag in groups of 7 bits, as Avro and message indexes have it."""
+    number = (value << 1) ^ (value >> 63)
+    if number < 128:
+        return bytes((number,))
+    made = bytearray()
+    while number > 127:
+        made.append(number & 127 | 128)
+        number >>= 7
+    made.append(number)
+    return bytes(made)
 
 
 def numbers(column: pa.Array) -> list[int]:

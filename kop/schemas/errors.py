@@ -1,6 +1,6 @@
 """The errors of schemas.
 
-Owns: the difference between what a user has to mend and what is wrong with one record.
+Owns: the difference between what a user has to mend and what is wrong with one record, and how errors name a field.
 Must not know: formats, registries.
 """
 
@@ -23,3 +23,10 @@ class UnresolvableError(SchemaError):
 
 class BadRecordError(ValueError):
     """An error for a record that is not what its schema says; the text says what is wrong with it."""
+
+
+def below(path: str, name: str) -> str:
+    """Return the path by which errors name the field `name` of a struct whose own path is `path`, with a dot between;
+    the name alone if `path` is empty.
+    """
+    return f"{path}.{name}" if path else name

@@ -23,7 +23,8 @@ import pyarrow.json as arrow_json
 from pyarrow import compute, types
 
 from kop.schemas.builders import builder
-from kop.schemas.errors import BadRecordError
+from kop.schemas.errors import BadRecordError, below
+from kop.schemas.types import with_leaves
 
 _MOST_FLOAT: Final = 3.4028234663852886e38
 """The largest number of 32 bits."""
@@ -170,11 +171,7 @@ def _as_texts(kind: pa.DataType) -> pa.DataType:
     """Return a type with texts in place of its times, at any depth: pyarrow takes more forms for times than are allowed
     here, so it reads texts, which `_with_times` checks.
     """
-    if types.is_struct(kind):
-        return pa.struct([(field.name, _as_texts(field.type)) for field in kind])
-    if types.is_list(kind):
-        return pa.list_(pa.field("element", _as_texts(kind.value_type)))
-    return pa.string() if kind in _TIMES else kind
+    return with_leaves(kind, lambda leaf: pa.string() if leaf in _TIMES else leaf)
 
 
 def _with_times(column: pa.Array, kind: pa.DataType) -> pa.Array | None:
@@ -229,10 +226,7 @@ def _conversion(kind: pa.DataType, path: str) -> Convert:
 
 
 def _of_object(kind: pa.DataType, path: str) -> Convert:
-    fields = [
-        (field.name, _nullable(_conversion(field.type, f"{path}.{field.name}" if path else field.name)))
-        for field in kind
-    ]
+    fields = [(field.name, _nullable(_conversion(field.type, below(path, field.name)))) for field in kind]
 
     def to_struct(value: Any) -> Any:
         _expect(value, dict, "an object", path)
@@ -356,13 +350,11 @@ def _day(value: Any, path: str) -> int:
 
 
 def _binary(value: Any, path: str) -> bytes:
-    try:
-        return base64.b64decode(value, validate=True) if isinstance(value, str) else _not_base64(value, path)
-    except ValueError:
-        return _not_base64(value, path)
-
-
-def _not_base64(value: Any, path: str) -> NoReturn:
+    if isinstance(value, str):
+        try:
+            return base64.b64decode(value, validate=True)
+        except ValueError:
+            pass
     raise BadRecordError(f"{path or 'it'} is {_shown(value)}, not bytes in base64")
 
 

@@ -16,8 +16,8 @@ from typing import Any, Final
 import pyarrow as pa
 from pyarrow import types
 
-from kop.schemas.encoders import Encode, below, entries, grouped, numbers, with_nulls
-from kop.schemas.errors import BadRecordError, SchemaError
+from kop.schemas.encoders import Encode, entries, grouped, numbers, with_nulls
+from kop.schemas.errors import BadRecordError, SchemaError, below
 from kop.schemas.types import in_sql
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

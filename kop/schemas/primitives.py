@@ -63,24 +63,27 @@ def _local_date(data: bytes) -> int:
     return made
 
 
+_NUMBERS: Final = {
+    "INT8": (pa.int8(), ">b"),
+    "INT16": (pa.int16(), ">h"),
+    "INT32": (pa.int32(), ">i"),
+    "INT64": (pa.int64(), ">q"),
+    "FLOAT": (pa.float32(), ">f"),
+    "DOUBLE": (pa.float64(), ">d"),
+    "TIME": (pa.int64(), ">q"),
+    "LOCAL_TIME": (pa.int64(), ">q"),
+}
 PRIMITIVES: Final[dict[str, tuple[pa.DataType, Callable[[bytes], Any]]]] = {
     "NONE": (pa.binary(), bytes),
     "BYTES": (pa.binary(), bytes),
     "STRING": (pa.string(), bytes.decode),
     "BOOLEAN": (pa.bool_(), _boolean),
-    "INT8": (pa.int8(), _number(">b")),
-    "INT16": (pa.int16(), _number(">h")),
-    "INT32": (pa.int32(), _number(">i")),
-    "INT64": (pa.int64(), _number(">q")),
-    "FLOAT": (pa.float32(), _number(">f")),
-    "DOUBLE": (pa.float64(), _number(">d")),
+    **{name: (kind, _number(form)) for name, (kind, form) in _NUMBERS.items()},
     "DATE": (UTC, lambda data: _in_range(_INT64.unpack(data)[0] * 1000)),
     "TIMESTAMP": (UTC, lambda data: _in_range(_INT64.unpack(data)[0] * 1000)),
     "INSTANT": (UTC, _instant),
     "LOCAL_DATE": (pa.date32(), _local_date),
     "LOCAL_DATE_TIME": (LOCAL, _local_date_time),
-    "TIME": (pa.int64(), _number(">q")),
-    "LOCAL_TIME": (pa.int64(), _number(">q")),
 }
 """The type of a column of each, and the function that reads a value. TIME is milliseconds, LOCAL_TIME nanoseconds."""
 
@@ -136,16 +139,6 @@ def split_pair(data: bytes) -> tuple[bytes | None, bytes | None]:
 
 # -- writing
 
-_FORMS: Final = {
-    "INT8": ">b",
-    "INT16": ">h",
-    "INT32": ">i",
-    "INT64": ">q",
-    "FLOAT": ">f",
-    "DOUBLE": ">d",
-    "TIME": ">q",
-    "LOCAL_TIME": ">q",
-}
 _TIMES: Final[dict[str, Callable[[int], bytes]]] = {
     "DATE": lambda micros: _INT64.pack(micros // 1000),
     "TIMESTAMP": lambda micros: _INT64.pack(micros // 1000),
@@ -168,10 +161,9 @@ def encoder(name: str, kind: pa.DataType) -> Encode:
         return lambda column: [pack_time(value) for value in numbers(column)]
     if name == "BOOLEAN":
         return lambda column: [b"\1" if value else b"\0" for value in column.to_pylist()]
-    form = _FORMS.get(name)
-    if form is None:
+    if name not in _NUMBERS:
         return lambda column: list(column.cast(pa.binary()).to_pylist())
-    pack = struct.Struct(form).pack
+    pack = struct.Struct(_NUMBERS[name][1]).pack
     return lambda column: [pack(value) for value in column.to_pylist()]
 
 

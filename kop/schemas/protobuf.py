@@ -40,6 +40,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from kop.schemas.avro_schema import UTC
 from kop.schemas.builders import Builder, Leaf, Lists, Maps, Structs, builder
+from kop.schemas.encoders import zigzag
 from kop.schemas.errors import BadRecordError, SchemaError, UnresolvableError
 
 _WELL_KNOWN: Final = {
@@ -362,7 +363,7 @@ def write_indexes(indexes: Sequence[int]) -> bytes:
     """
     if list(indexes) == [0]:
         return b"\0"
-    return b"".join(_as_zigzag(number) for number in (len(indexes), *indexes))
+    return b"".join(map(zigzag, (len(indexes), *indexes)))
 
 
 def _zigzag(data: bytes, at: int) -> tuple[int, int]:
@@ -376,15 +377,6 @@ def _zigzag(data: bytes, at: int) -> tuple[int, int]:
         shift += 7
         if shift > 28:
             raise BadRecordError("a message index of it is malformed")
-
-
-def _as_zigzag(number: int) -> bytes:
-    value, made = number << 1, bytearray()
-    while value > 127:
-        made.append(value & 127 | 128)
-        value >>= 7
-    made.append(value)
-    return bytes(made)
 
 
 def _compare(writer: Descriptor, reader: Descriptor, path: str, seen: set[str]) -> None:

@@ -14,10 +14,10 @@ from google.protobuf.message_factory import GetMessageClass
 from pyarrow import types
 
 from kop.schemas.avro_schema import UTC
-from kop.schemas.encoders import below, with_nulls
-from kop.schemas.errors import BadRecordError, SchemaError
+from kop.schemas.encoders import with_nulls
+from kop.schemas.errors import BadRecordError, SchemaError, below
 from kop.schemas.protobuf import Descriptor, arrow_type
-from kop.schemas.types import in_sql
+from kop.schemas.types import in_sql, with_leaves
 
 Set = Callable[[Any, Any], None]
 
@@ -74,17 +74,7 @@ def _without_times(column: pa.Array) -> pa.Array:
     """Return a column with times, at any depth, as microseconds since 1970-01-01, since Python's types cannot hold all
     times.
     """
-    return column.cast(_plain(column.type))
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    if types.is_struct(kind):
-        return pa.struct([(field.name, _plain(field.type)) for field in kind])
-    if types.is_list(kind):
-        return pa.list_(pa.field("element", _plain(kind.value_type)))
-    if types.is_map(kind):
-        return pa.map_(kind.key_type, _plain(kind.item_type))
-    return pa.int64() if kind.equals(UTC) else kind
+    return column.cast(with_leaves(column.type, lambda kind: pa.int64() if kind.equals(UTC) else kind))
 
 
 def _filler(message: Descriptor) -> Set:

@@ -6,6 +6,7 @@ Must not know: pyspark, formats.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import pyarrow as pa
@@ -54,10 +55,17 @@ def widened(kind: pa.DataType) -> pa.DataType:
     """Return a type in the form that types of schemas have, with everything in it nullable and an array's items named
     `element`; Spark's own differ in that.
     """
+    return with_leaves(kind, lambda leaf: leaf)
+
+
+def with_leaves(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """Return a type with what `change` makes of each type in it that has no parts, at any depth; everything in it is
+    nullable, and an array's items are named `element`.
+    """
     if types.is_struct(kind):
-        return pa.struct([(field.name, widened(field.type)) for field in kind])
+        return pa.struct([(field.name, with_leaves(field.type, change)) for field in kind])
     if types.is_map(kind):
-        return pa.map_(widened(kind.key_type), widened(kind.item_type))
+        return pa.map_(with_leaves(kind.key_type, change), with_leaves(kind.item_type, change))
     if types.is_list(kind):
-        return pa.list_(pa.field("element", widened(kind.value_type)))
-    return kind
+        return pa.list_(pa.field("element", with_leaves(kind.value_type, change)))
+    return change(kind)

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
-from pyarrow import types
 
 from kop.schemas.avro_compiled import avro_reader
 from kop.schemas.avro_reading import AvroChecker
 from kop.schemas.avro_schema import AvroType, arrow_type
 from kop.schemas.errors import SchemaError, UnresolvableError
 from kop.schemas.schema_reader import SchemaReader
+from kop.schemas.types import with_leaves
 
 Fetch = Callable[[], Mapping[int, AvroType]]
 """A function that returns the versions that there are now."""
@@ -36,13 +36,8 @@ def _as_bits(kind: pa.DataType) -> pa.DataType:
     """Return a type with whole numbers of the same bits in place of its floating ones, at any depth, as which a column
     can be viewed: NaN equals nothing, its bits equal themselves.
     """
-    if types.is_struct(kind):
-        return pa.struct([field.with_type(_as_bits(field.type)) for field in kind])
-    if types.is_map(kind):
-        return pa.map_(kind.key_type, _as_bits(kind.item_type))
-    if types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_as_bits(kind.value_type)))
-    return {pa.float32(): pa.int32(), pa.float64(): pa.int64()}.get(kind, kind)
+    bits = {pa.float32(): pa.int32(), pa.float64(): pa.int64()}
+    return with_leaves(kind, lambda leaf: bits.get(leaf, leaf))
 
 
 class _Version:

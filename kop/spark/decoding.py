@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from kop.spark.entry_metadata import MESSAGE_ID, METADATA, PUBLISH_TIME
 
@@ -71,11 +71,8 @@ class DecoderFactory:
 
     options: DecoderOptions
     kind: pa.DataType
-
-    @property
-    def schema_versions(self) -> bool:
-        """False: a decoder is not told the versions of schemas."""
-        return False
+    schema_versions: ClassVar[bool] = False
+    """False: a decoder is not told the versions of schemas."""
 
     def make(self) -> Decoder:
         """Return the decoder of one task. RecordDecodeError if the user's function cannot be imported."""

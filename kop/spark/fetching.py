@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from kafka import errors
 
@@ -30,14 +30,6 @@ READ_COMMITTED = 1
 
 class EventTimeError(Exception):
     """An error for records of a topic whose timestamps are no event times; the text says what to do."""
-
-
-class MayLoseData(Protocol):
-    """The part of a read's options that says if the read goes on after data is lost."""
-
-    @property
-    def fail_on_data_loss(self) -> bool:
-        """True if lost data ends the read with an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +57,23 @@ def read_range(client: ReadClient, wanted: OffsetRange, settings: ReadSettings) 
     """
     partition = (wanted.topic, wanted.partition)
     committed = settings.fetch.isolation == READ_COMMITTED
-    position, fetch = wanted.start, settings.fetch
+    position, fetch, fails = wanted.start, settings.fetch, settings.fail_on_data_loss
     idle_since = clock.monotonic()
     while position < wanted.end:
         try:
             answer = client.fetch(partition, wanted.topic_id, position, fetch)
         except GONE:
             lost(
-                settings,
+                fails,
                 f"{_name(wanted)} was deleted, or made again, before offsets {position} to {wanted.end} were read",
             )
             return
         except errors.OffsetOutOfRangeError:
             first = client.list_offsets({partition: EARLIEST}, 0)[partition]
             if first <= position:
-                lost(settings, f"{_name(wanted)} ends before offset {position}, {wanted.end} was its end")
+                lost(fails, f"{_name(wanted)} ends before offset {position}, {wanted.end} was its end")
                 return
-            lost(settings, f"{_name(wanted)} begins at offset {first} now, {position} is out of range")
+            lost(fails, f"{_name(wanted)} begins at offset {first} now, {position} is out of range")
             position = min(first, wanted.end)
             continue
         places, schemas = answer.places, answer.schemas
@@ -119,7 +111,7 @@ def read_range(client: ReadClient, wanted: OffsetRange, settings: ReadSettings) 
             fetch = replace(fetch, partition_bytes=size, max_bytes=max(size, fetch.max_bytes))
         elif clock.monotonic() - idle_since > settings.poll_timeout_ms / 1000:
             lost(
-                settings,
+                fails,
                 f"{_name(wanted)} gave nothing at offset {position} for {settings.poll_timeout_ms} ms "
                 f"(kafkaConsumer.pollTimeoutMs), {wanted.end} was its end",
             )
@@ -155,10 +147,10 @@ def _name(wanted: OffsetRange) -> str:
     return f"topic {wanted.topic} partition {wanted.partition}"
 
 
-def lost(settings: MayLoseData, what: str) -> None:
-    """Raise DataLossError, or log a warning if the settings say that the read goes on after lost data. `what` says in
-    both what is lost.
+def lost(fails: bool, what: str) -> None:
+    """Raise DataLossError if `fails`, else log a warning: the read goes on after lost data. `what` says in both what is
+    lost.
     """
-    if settings.fail_on_data_loss:
+    if fails:
         raise DataLossError(f"set failOnDataLoss to false to go on without them: some data may have been lost, {what}")
     log.warning("some data may have been lost, %s: the read goes on, failOnDataLoss is false", what)

@@ -18,6 +18,7 @@ from kop.pulsar_client import PulsarError, TlsOptions
 from kop.pulsar_client.admin import Admin
 from kop.pulsar_client.auth import parse_auth
 from kop.pulsar_client.message_offsets import MessageId, MessageOffsetError, message_offsets
+from kop.schemas.access import PulsarAccess
 from kop.spark.offsets import parse_json
 
 __all__ = ["SETTINGS", "MessageBoundError", "MessageId", "PulsarAdmin", "offsets_of", "parse_messages"]
@@ -36,14 +37,11 @@ class MessageBoundError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class PulsarAdmin:
+class PulsarAdmin(PulsarAccess):
     """The access to Pulsar's admin REST. `offsets` is `index` or `packed`; None for the gateway's own setting
     (kop.pulsar.offsets).
     """
 
-    url: str
-    auth: str = ""
-    ca_file: str | None = None
     offsets: str | None = None
 
 

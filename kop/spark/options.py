@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from kop.client.offsets import EARLIEST, LATEST, TopicPartition
-from kop.client.properties import DEFAULT_PATIENCE_MS, PROPERTIES, PropertyError, connection, one_of, text, whole
+from kop.client.properties import PROPERTIES, ConnectionProperties, PropertyError, connection, one_of, text, whole
 from kop.client.properties import REFUSED as REFUSED_PROPERTIES
 from kop.client.read_client import FetchSettings
 from kop.schemas.access import PulsarAccess
@@ -130,18 +130,10 @@ REFUSED: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionOptions:
-    """The options of the connection: the servers' addresses, and kafka-python's `settings` for talking to them."""
-
-    settings: Mapping[str, Any]
-    patience_ms: int = DEFAULT_PATIENCE_MS
-
-
-@dataclass(frozen=True, slots=True)
 class ReadOptions:
     """All options of a read. One of `topics`, `pattern` and `assign` is set; times in ms."""
 
-    connection: ConnectionOptions
+    connection: ConnectionProperties
     fetch: FetchSettings
     starting: Bound
     ending: Bound | None
@@ -241,7 +233,7 @@ CONNECTION_OPTIONS: Final = tuple(f"kafka.{name}" for name in PROPERTIES)
 """The names of the options of the connection, which a read and a write share."""
 
 
-def connection_options(given: Given) -> ConnectionOptions:
+def connection_options(given: Given) -> ConnectionProperties:
     """Take the options of the connection out of those that were given, and return them. OptionError if one is wrong,
     with its name, or if `kafka.bootstrap.servers` is missing.
     """
@@ -254,10 +246,9 @@ def connection_options(given: Given) -> ConnectionOptions:
         raise OptionError(f"set kafka.bootstrap.servers to HOST:PORT of a server, with commas between several{table}")
     properties = {name: given.take(f"kafka.{name}", str, "") for name in PROPERTIES if given.has(f"kafka.{name}")}
     try:
-        made = connection(properties, "kop-spark")
+        return connection(properties, "kop-spark")
     except PropertyError as error:
         raise OptionError(in_options(str(error))) from None
-    return ConnectionOptions(made.settings, made.patience_ms)
 
 
 # -- reads
@@ -509,17 +500,13 @@ def _bound(given: Given, which: str, streaming: bool) -> Bound | None:
         return Bound(names[1], times={place: time + later for place, time in times.items()})
     if offsets is None:
         return None
-    if isinstance(offsets, int):
-        forbidden = LATEST if which == "starting" else EARLIEST
-        if offsets == forbidden and not (streaming and which == "starting"):
-            _no_such_bound(names[2], which)
-        return Bound(names[2], everywhere=offsets)
-    if not offsets or min(offsets.values()) < EARLIEST:
+    made = Bound(names[2], everywhere=offsets) if isinstance(offsets, int) else Bound(names[2], each=offsets)
+    values = [offsets] if made.each is None else list(made.each.values())
+    if not values or min(values) < EARLIEST:
         raise OptionError(f"set {names[2]} to {wanted}an offset, -1 for latest or -2 for earliest")
-    forbidden = LATEST if which == "starting" else EARLIEST
-    if forbidden in offsets.values() and not (streaming and which == "starting"):
+    if (LATEST if starts else EARLIEST) in values and not (streaming and starts):
         _no_such_bound(names[2], which)
-    return Bound(names[2], each=offsets)
+    return made
 
 
 def _refuse_backwards(starting: Bound, ending: Bound) -> None:

@@ -43,32 +43,22 @@ class ProduceSettings:
     transaction_timeout_ms: int = 300_000
 
 
-class Partitioner:
-    """The choice of partitions by the rule of Kafka's Java client: murmur2 of the key; rows without a key in turn,
-    batch by batch.
-
-    `first` is the partition whose turn is first, modulo the number of partitions.
+def partitions_of(keys: pa.Array, given: pa.Array, count: int, turn: int) -> pa.Array:
+    """Return the partition of each row of a topic that has `count` partitions, int32: the one in `given`, if it is not
+    null, else by the key, murmur2 of it as Kafka's Java client has it. All rows that have neither get the partition
+    `turn`, modulo `count`.
     """
+    import pyarrow as pa  # noqa: PLC0415
+    from pyarrow import compute  # noqa: PLC0415
 
-    def __init__(self, first: int = 0) -> None:
-        self._turn = itertools.count(first)
-
-    def partitions(self, keys: pa.Array, given: pa.Array, count: int) -> pa.Array:
-        """Return the partition of each row of a topic that has `count` partitions, int32: the one in `given`, if it is
-        not null, else by the key. All rows of the call that have neither get one partition, and those of the next call
-        the next one.
-        """
-        import pyarrow as pa  # noqa: PLC0415
-        from pyarrow import compute  # noqa: PLC0415
-
-        turn = pa.scalar(next(self._turn) % count, pa.int32())
-        return compute.coalesce(given, partitions(keys, count), turn)
+    return compute.coalesce(given, partitions(keys, count), pa.scalar(turn % count, pa.int32()))
 
 
 class RowProducer:
     """A writer of rows as one idempotent producer (KIP-98): each record once in its partition however often it is sent.
 
-    `first`: the partition to which the first rows without a key go, as `Partitioner` takes it.
+    Rows without a key go to the partitions in turn, batch by batch. `first` is the one whose turn is first, modulo the
+    number of partitions.
     """
 
     def __init__(self, client: WriteClient, identity: Identity, settings: ProduceSettings, first: int = 0) -> None:
@@ -77,7 +67,7 @@ class RowProducer:
         self._settings = settings
         self._sequences: dict[TopicPartition, int] = {}
         self._added: set[TopicPartition] = set()
-        self._partitioner = Partitioner(first)
+        self._turn = itertools.count(first)
 
     @naming_options()
     def write(self, batch: pa.RecordBatch) -> None:
@@ -130,7 +120,7 @@ class RowProducer:
         for name in names:
             rows = batch if len(names) == 1 else batch.filter(compute.equal(topics, name))
             count = len(self._client.leaders(name))
-            chosen = self._partitioner.partitions(rows.column("key"), rows.column("partition"), count)
+            chosen = partitions_of(rows.column("key"), rows.column("partition"), count, next(self._turn))
             bounds = compute.min_max(chosen).as_py()
             for wrong in (bounds["min"], bounds["max"]):
                 if not 0 <= wrong < count:

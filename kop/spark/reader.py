@@ -16,11 +16,12 @@ from kafka import errors
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 from kop.allocator import keep_large_buffers
+from kop.client.properties import ConnectionProperties
 from kop.client.read_client import ReadClient
 from kop.spark.clients import read_client
 from kop.spark.fetching import ReadSettings, read_range
 from kop.spark.offsets import OffsetDict, from_dict, to_dict
-from kop.spark.options import ConnectionOptions, ReadOptions
+from kop.spark.options import ReadOptions
 from kop.spark.planning import OffsetRange, split
 from kop.spark.stream_state import StreamState
 from kop.spark.subscription import find_ranges
@@ -32,7 +33,7 @@ _clients: dict[str, ReadClient] = {}
 """The clients of this process, by their settings: Spark reuses a worker process for many tasks, one after the other."""
 
 
-def client_of_process(connection: ConnectionOptions) -> ReadClient:
+def client_of_process(connection: ConnectionProperties) -> ReadClient:
     """Return the connected client of this worker process for these options; it is made by the first call, and kept."""
     key = repr(connection)
     if key not in _clients:

@@ -131,11 +131,11 @@ def find_ranges(
 
     An ending offset behind the end of a log is cut to that end. DataLossError if an option names an offset behind the
     end of a log, or a warning if the read goes on after lost data. MissingTopicError if a topic or partition that an
-    option names does not exist; OptionError as `resolve_start` and `resolve_end` raise it.
+    option names does not exist; OptionError as `find_start` and `resolve_end` raise it.
     """
     partitions = find_partitions(lookup, options, now, sleep)
     ending = options.ending or Bound("endingOffsets", everywhere=LATEST)
-    starts = resolve_start(lookup, options, partitions.keys())
+    starts, _ = find_start(lookup, options, partitions.keys())
     ends = resolve_end(lookup, options, ending, partitions.keys())
     bounds = [(bound, at) for bound, at in ((options.starting, starts), (ending, ends)) if bound.each is not None]
     if bounds:
@@ -145,26 +145,20 @@ def find_ranges(
                 end = latest[topic, partition]
                 if offset > end:
                     lost(
-                        options,
+                        options.fail_on_data_loss,
                         f"{bound.option} has {offset} for topic {topic} partition {partition}, which ends at {end}",
                     )
         ends = {p: min(end, latest[p]) for p, end in ends.items()}
     return [OffsetRange(t, topic_id, p, starts[t, p], ends[t, p]) for (t, p), topic_id in partitions.items()]
 
 
-def resolve_start(lookup: OffsetLookup, options: ReadOptions, partitions: Collection[TopicPartition]) -> Offsets:
-    """Return the offset at which reading starts in each partition, by the read's starting option. A partition without a
-    record as late as the option's time starts at the end of its log, if the read allows late starts; else OptionError.
-    OptionError also if the option names other partitions than these.
-    """
-    return find_start(lookup, options, partitions)[0]
-
-
 def find_start(
     lookup: OffsetLookup, options: ReadOptions, partitions: Collection[TopicPartition]
 ) -> tuple[Offsets, set[TopicPartition]]:
-    """Return the offset at which reading starts in each partition, as `resolve_start` does, and the partitions that
-    start at the end of their logs, which moves.
+    """Return the offset at which reading starts in each partition, by the read's starting option, and the partitions
+    that start at the end of their logs, which moves. A partition without a record as late as the option's time starts
+    there, too, if the read allows late starts; else OptionError. OptionError also if the option names other partitions
+    than these.
     """
     bound = options.starting
     starts = find_offsets(lookup, options, bound, partitions)

@@ -23,8 +23,9 @@ from kop.spark.given import OptionError
 from kop.spark.message_ids import SETTINGS, MessageBoundError, full_name
 
 if TYPE_CHECKING:
+    from kop.client.properties import ConnectionProperties
     from kop.spark.formats import Formats
-    from kop.spark.options import ConnectionOptions, ReadOptions
+    from kop.spark.options import ReadOptions
     from kop.spark.write_options import WriteOptions
 
 
@@ -134,7 +135,7 @@ def plan_writes(options: WriteOptions, kinds: Mapping[str, pa.DataType]) -> dict
 
 
 def schema_source(
-    name: str, formats: Formats, topic: str | None, connection: ConnectionOptions, *, writing: bool = False
+    name: str, formats: Formats, topic: str | None, connection: ConnectionProperties, *, writing: bool = False
 ) -> columns.SchemaSource:
     """Return the place of the schema of the column `name`. `topic` is None if the rows are of several topics: then
     OptionError, unless an option names the schema or its subject. The gateway is asked for the topic's full name if
@@ -164,7 +165,7 @@ def _only(topic: str | None, name: str, option: str, what: str) -> str:
     return topic
 
 
-def _full_name(topic: str, connection: ConnectionOptions) -> str:
+def _full_name(topic: str, connection: ConnectionProperties) -> str:
     settings = {} if "/" in topic else server_configs(connection)
     try:
         return full_name(topic, settings)
@@ -172,7 +173,7 @@ def _full_name(topic: str, connection: ConnectionOptions) -> str:
         raise OptionError(str(error)) from None
 
 
-def server_configs(connection: ConnectionOptions) -> Mapping[str, str]:
+def server_configs(connection: ConnectionProperties) -> Mapping[str, str]:
     """Return those settings that the gateway tells this user of how topics are named, and offsets made, in Pulsar. A
     connection is made for it, and closed.
     """

@@ -14,18 +14,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kop.client.properties import one_of, text, whole
+from kop.client.properties import ConnectionProperties, one_of, text, whole
 from kop.client.write_client import REQUEST_BYTES, REQUEST_ROOM
 from kop.records.batch import LOG_OVERHEAD, Codec
 from kop.spark.formats import FORMAT_OPTIONS, PULSAR_OPTIONS, Formats, pulsar_access, take_formats, wants_schemas
 from kop.spark.given import Given, OptionError, flag
-from kop.spark.options import (
-    CONNECTION_OPTIONS,
-    INT32,
-    ConnectionOptions,
-    connection_options,
-    refuse_unknown,
-)
+from kop.spark.options import CONNECTION_OPTIONS, INT32, connection_options, refuse_unknown
 from kop.spark.producing import ProduceSettings
 
 AT_LEAST_ONCE: Final = "at-least-once"
@@ -99,15 +93,13 @@ class ExactlyOnce:
 class WriteOptions:
     """All options of a write."""
 
-    settings: Mapping[str, Any]
-    """The settings for kafka-python's client."""
     patience: float
     """The seconds for which a request that fails for a time is tried again."""
     produce: ProduceSettings
     topic: str | None
     exactly_once: ExactlyOnce | None
     """The options of an exactly-once sink; None for at-least-once."""
-    connection: ConnectionOptions
+    connection: ConnectionProperties
     formats: Formats | None = None
     """The options of typed columns; None if keys and values are bytes or texts."""
     register_schema: bool = False
@@ -163,9 +155,7 @@ def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOption
         if name.lower() in lowered:
             raise OptionError(f'option {name} of format("kop"): {lowered[name.lower()]}')
     refuse_unknown(given, (*OPTIONS, *PRODUCER_OPTIONS, *CONNECTION_OPTIONS), "the options of a write")
-    return WriteOptions(
-        connection.settings, patience, produce, topic, exactly_once, connection, formats, register_schema
-    )
+    return WriteOptions(patience, produce, topic, exactly_once, connection, formats, register_schema)
 
 
 _CODECS: Final = tuple(codec.name.lower() for codec in Codec)

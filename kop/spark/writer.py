@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -78,7 +79,7 @@ class Write:
         if wanted is None:
             return Written(_at_least_once(self.options, rows))
         task = _task(wanted, query, batch)
-        with _Connected(self.options) as connected:
+        with _connected(self.options) as connected:
             outcome = write_task(task, rows, self.transactions(connected.client, task, self.options.produce))
         return Written(outcome.rows, outcome.repeated)
 
@@ -109,7 +110,7 @@ class _Kept:
     """
 
     def __init__(self, options: WriteOptions) -> None:
-        self.client = write_client(options.settings, options.patience)
+        self.client = write_client(options.connection.settings, options.patience)
         self.producer: RowProducer | None = None
 
 
@@ -117,23 +118,18 @@ _kept: dict[tuple[int, str], _Kept] = {}
 """The kept connections, by process and options: Spark forks its worker processes, and each runs one task at a time."""
 
 
-class _Connected:
-    """The kept connections during a task. They are given up if it fails, since what they know may be wrong."""
-
-    def __init__(self, options: WriteOptions) -> None:
-        self._key = os.getpid(), repr((options.settings, options.patience, options.produce))
-        self._options = options
-
-    def __enter__(self) -> _Kept:
-        keep_large_buffers()
-        kept = _kept.get(self._key)
-        if kept is None:
-            kept = _kept[self._key] = _Kept(self._options)
-        return kept
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is not None:
-            _kept.pop(self._key).client.close()
+@contextmanager
+def _connected(options: WriteOptions) -> Iterator[_Kept]:
+    """Yield the kept connections for a task. They are given up if it fails, since what they know may be wrong."""
+    keep_large_buffers()
+    key = os.getpid(), repr((options.connection.settings, options.patience, options.produce))
+    if key not in _kept:
+        _kept[key] = _Kept(options)
+    try:
+        yield _kept[key]
+    except BaseException:
+        _kept.pop(key).client.close()
+        raise
 
 
 def _at_least_once(options: WriteOptions, rows: Iterable[pa.RecordBatch]) -> int:
@@ -142,7 +138,7 @@ def _at_least_once(options: WriteOptions, rows: Iterable[pa.RecordBatch]) -> int
     producer are given up.
     """
     count = 0
-    with _Connected(options) as connected:
+    with _connected(options) as connected:
         for batch in rows:
             if connected.producer is None:
                 with naming_options():
@@ -179,7 +175,8 @@ class BatchWriter(DataSourceArrowWriter):
 class _StreamEnd:
     """The end of a stream's batch, after all its tasks, for both writers of streams."""
 
-    _write: Write
+    def __init__(self, write: Write) -> None:
+        self._write = write
 
     def commit(self, messages: list[Any], batchId: int) -> None:
         """Raise SinkError if the batch was written exactly once, and by another number of tasks than exactlyOnceTasks
@@ -194,9 +191,6 @@ class _StreamEnd:
 class ArrowStreamWriter(_StreamEnd, _ArrowStreamBase):
     """The writer of a streaming query, `df.writeStream.format("kop")`, from PySpark 4.1 on."""
 
-    def __init__(self, write: Write) -> None:
-        self._write = write
-
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Write the rows of a task, which come as Arrow batches, and return the message for the driver with their
         number. SinkError for a row that cannot be written.
@@ -208,9 +202,6 @@ class RowStreamWriter(_StreamEnd, DataSourceStreamWriter):
     """The writer of a streaming query, `df.writeStream.format("kop")`, with PySpark 4.0, which gives one row after the
     other.
     """
-
-    def __init__(self, write: Write) -> None:
-        self._write = write
 
     def write(self, iterator: Iterator[Any]) -> Written:
         """Write the rows of a task, which come one by one, and return the message for the driver with their number.

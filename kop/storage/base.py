@@ -182,16 +182,17 @@ class ProducerView:
     producer_id: int
     producer_epoch: int
     last_sequence: int
+    """The sequence of its last record; -1 if its epoch began with the end of a transaction and nothing came since."""
     last_timestamp: int
+    """The max timestamp (ms) of its last batch or marker."""
     current_txn_start_offset: int = -1
+    """The first offset of its open transaction, or -1."""
     coordinator_epoch: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promises:
-    """The guarantees of an engine beyond those that the protocols ask of every engine. Callers and tests of all engines
-    go by it.
-    """
+    """The guarantees of an engine beyond those that the protocols ask of every engine. Callers go by it."""
 
     checks_records: bool
     """True if `submit` checks the records, and refuses those that are malformed or, on a compacted topic, have no key
@@ -199,55 +200,11 @@ class Promises:
     """
     durable: bool
     """True if acknowledged records are still there after the process was killed."""
-    upkeep_on_request: bool
-    """True if `Engine.maintain` does all that is due at the time that it is given; else storage does that by its own
-    clock.
-    """
-    remembers_producers: bool
-    """True if idempotent producers and their last batches are known after a restart as before it.
-
-    Else a duplicate may be DUPLICATE_SEQUENCE_NUMBER then, by which clients learn that it is stored, but not at which
-    offset.
-    """
-    append_time_of_caller: bool
-    """True if LogAppendTime is the time given to `submit`; else it is that of storage's own clock."""
-    exact_sizes: bool
-    """True if `size_bytes` is the size of the batches as they were appended; else that of their form in storage."""
     writes_markers: bool
     """True if each log is a `MarkedLog`, in which markers end transactions."""
-    orders_producers: bool
-    """True if batches of different producers lie in the order of the calls of `submit`; else only those of each
-    producer do.
-    """
 
 
-class LeaderOfLog(Protocol):
-    """The leadership of a log: whoever keeps state in it has to be its only writer."""
-
-    async def lead(self, lost: Callable[[], None]) -> None:
-        """Become the only writer of the log: appends of another broker fail from now on.
-
-        `lost` is called once when another one leads, or the log can be written no more. Reads after this has ended
-        bring all that was ever acknowledged. An engine of one process has nothing to do.
-        """
-
-    @property
-    def leads(self) -> bool:
-        """True if this broker leads the log since `lead`, and surely no other broker has taken the lead.
-
-        False some seconds after storage was last asked, since what is in memory may be out of date then.
-        """
-
-    async def verify_lead(self) -> None:
-        """Ask storage who leads the log; afterwards `leads` is true, or `lost` was called because another broker leads.
-        If storage does not answer, nothing has changed, and nothing is raised.
-        """
-
-    async def resign(self) -> None:
-        """Give up the lead of the log. Do nothing if this broker does not lead it."""
-
-
-class PartitionLog(LeaderOfLog, Protocol):
+class PartitionLog(Protocol):
     """The log of one partition. Errors of append, read and look-ups are KopErrors."""
 
     topic: TopicInfo
@@ -396,6 +353,30 @@ class PartitionLog(LeaderOfLog, Protocol):
     def producers(self) -> Sequence[ProducerView]:
         """Return the idempotent producers that the log remembers now."""
 
+    # The leadership of a log: whoever keeps state in it has to be its only writer.
+
+    async def lead(self, lost: Callable[[], None]) -> None:
+        """Become the only writer of the log: appends of another broker fail from now on.
+
+        `lost` is called once when another one leads, or the log can be written no more. Reads after this has ended
+        bring all that was ever acknowledged. An engine of one process has nothing to do.
+        """
+
+    @property
+    def leads(self) -> bool:
+        """True if this broker leads the log since `lead`, and surely no other broker has taken the lead.
+
+        False some seconds after storage was last asked, since what is in memory may be out of date then.
+        """
+
+    async def verify_lead(self) -> None:
+        """Ask storage who leads the log; afterwards `leads` is true, or `lost` was called because another broker leads.
+        If storage does not answer, nothing has changed, and nothing is raised.
+        """
+
+    async def resign(self) -> None:
+        """Give up the lead of the log. Do nothing if this broker does not lead it."""
+
 
 class MarkedLog(PartitionLog, Protocol):
     """A log in which markers end transactions, as in Kafka. Each buffer that it reads has one batch."""
@@ -409,8 +390,9 @@ class MarkedLog(PartitionLog, Protocol):
         coordinator_epoch: int,
         bumps_epoch: bool,
         now_ms: int,
-    ) -> asyncio.Future[None]:
-        """Write the marker that ends a producer's transaction; the future ends when it is durable.
+    ) -> asyncio.Future[AppendResult]:
+        """Write the marker that ends a producer's transaction; the future ends when it is durable. Its result tells
+        nothing more.
 
         The marker's `producer_epoch` is the producer's from now on: batches of an earlier epoch are refused.
         `bumps_epoch`: the producer's client goes by version 2 of transactions, whose ends have an epoch above that of
@@ -726,7 +708,7 @@ class Engine(SmallValues, Brokers, Protocol):
         """Ask for the policy of every topic again, because a broker default was altered."""
 
     async def maintain(self, now_ms: int) -> None:
-        """Do all that is due at `now_ms`, such as retention and compaction. See `Promises.upkeep_on_request`."""
+        """Do all that is due at `now_ms`, such as retention and compaction. Storage may go by its own clock instead."""
 
     def snapshot(self) -> EngineSnapshot:
         """Return the engine's state for a status page."""

@@ -27,12 +27,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from kop.errors import ErrorCode, InternalError, PeerError
 from kop.records.batch import BatchHeader, add_sequence
 from kop.records.markers import EndMarker
+from kop.storage.base import ProducerView
 from kop.storage.transaction_index import AbortedTransaction, TransactionIndex
 
 WINDOW: Final = 5
@@ -82,25 +82,16 @@ class BatchMetadata:
     """An object of the caller's, untouched here, such as the waiter to be told when the pending batch is durable."""
 
 
-class Kind(Enum):
-    """The kind of a batch for its producer's window: new, a duplicate, or refused."""
-
-    NEW = "new"
-    DUPLICATE = "duplicate"
-    REFUSED = "refused"
-
-
 class IdempotenceVerdict(NamedTuple, Generic[BatchT]):
-    """The result of `check`: the kind of the batch, and its original or its error."""
+    """The result of `check`: the batch's original, or its error; a batch that has neither is new."""
 
-    kind: Kind
     batch: BatchT | None = None
-    """The original batch of a DUPLICATE."""
+    """The original of a duplicate."""
     error: PeerError | None = None
-    """The error of a batch that is REFUSED."""
+    """The error of a batch that is refused."""
 
 
-_NEW: Final[IdempotenceVerdict[Any]] = IdempotenceVerdict(Kind.NEW)
+_NEW: Final[IdempotenceVerdict[Any]] = IdempotenceVerdict()
 
 
 class ProducerWindow(NamedTuple, Generic[BatchT]):
@@ -115,11 +106,8 @@ class ProducerWindow(NamedTuple, Generic[BatchT]):
     """The last batches, oldest first, at most `WINDOW`, all of `epoch`. Empty if only `last_sequence` is known."""
 
     def check(self, header: BatchHeader) -> IdempotenceVerdict[BatchT]:
-        """Return if a batch is NEW, a DUPLICATE of a batch in the window (with that batch), or REFUSED (with the
-        error).
-
-        REFUSED with INVALID_PRODUCER_EPOCH (an older epoch) or OUT_OF_ORDER_SEQUENCE_NUMBER. Nothing changes: `then`
-        adds a batch.
+        """Return if a batch is new, a duplicate of a batch in the window, or refused: with INVALID_PRODUCER_EPOCH (an
+        older epoch) or OUT_OF_ORDER_SEQUENCE_NUMBER. Nothing changes: `then` adds a batch.
         """
         producer_id, epoch, sequence = header.producer_id, header.producer_epoch, header.base_sequence
         if epoch < self.epoch:
@@ -133,7 +121,7 @@ class ProducerWindow(NamedTuple, Generic[BatchT]):
         last_sequence = header.last_sequence
         for batch in self.batches if epoch == self.epoch else ():
             if batch.base_sequence == sequence and batch.last_sequence == last_sequence:
-                return IdempotenceVerdict(Kind.DUPLICATE, batch)
+                return IdempotenceVerdict(batch)
         return _refused(
             ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
             f"producer {producer_id} in epoch {epoch} sent sequence {sequence}, {expected} comes next",
@@ -145,19 +133,6 @@ class ProducerWindow(NamedTuple, Generic[BatchT]):
         """
         older = self.batches[1 - WINDOW :] if epoch == self.epoch else ()
         return ProducerWindow(epoch, batch.last_sequence, (*older, batch))
-
-
-class ProducerInfo(NamedTuple):
-    """An idempotent producer as DescribeProducers shows it."""
-
-    producer_id: int
-    producer_epoch: int
-    last_sequence: int
-    """The sequence of its last record; -1 if its epoch began with the end of a transaction and nothing came since."""
-    last_timestamp: int
-    """The max timestamp (ms) of its last batch or marker."""
-    transaction_start: int = -1
-    """The first offset of its open transaction, or -1."""
 
 
 class _Producer(NamedTuple):
@@ -180,7 +155,7 @@ class ProducerStates:
         return len(self._producers)
 
     def check(self, header: BatchHeader, *, from_zero: bool = False) -> IdempotenceVerdict[BatchMetadata]:
-        """Return if a batch is NEW, a DUPLICATE or REFUSED, by its producer's window; NEW also without a producer id or
+        """Return if a batch is new, a duplicate or refused, by its producer's window; new also without a producer id or
         of an unknown producer.
 
         `from_zero`: an unknown producer has to begin at sequence 0. While a producer has an open transaction, a new
@@ -199,7 +174,7 @@ class ProducerStates:
         return _NO_BATCHES.check(header) if from_zero and header.producer_id >= 0 else _NEW
 
     def append(self, header: BatchHeader, offset: int, used_ms: int, owner: object = None) -> BatchMetadata | None:
-        """Add a batch that `check` found NEW, to lie at `offset`, to its producer's window; return it for `commit`, or
+        """Add a batch that `check` found new, to lie at `offset`, to its producer's window; return it for `commit`, or
         None if it has no producer id.
 
         It counts from now on, and is pending until `commit`. A transactional one begins a transaction if its producer
@@ -417,13 +392,13 @@ class ProducerStates:
         states.transactions = TransactionIndex(begun, aborted)
         return states
 
-    def views(self) -> Sequence[ProducerInfo]:
+    def views(self) -> Sequence[ProducerView]:
         """Return what is known of the producers whose batches are stored, ordered by id. Batches that are still being
         stored are left out.
         """
         begun = self.transactions.open_transactions
         return [
-            ProducerInfo(
+            ProducerView(
                 producer_id,
                 known.window.epoch,
                 known.window.last_sequence,
@@ -487,4 +462,4 @@ def _with_marker(
 
 
 def _refused(code: ErrorCode, text: str) -> IdempotenceVerdict[Any]:
-    return IdempotenceVerdict(Kind.REFUSED, error=PeerError(text, code))
+    return IdempotenceVerdict(error=PeerError(text, code))

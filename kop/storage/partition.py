@@ -45,28 +45,6 @@ class AppendFuture:
             self.future.set_exception(error.fresh_copy())
 
 
-class MarkerFuture:
-    """An `AppendWaiter` for a transaction's marker, with a future of its end."""
-
-    __slots__ = ("future",)
-
-    def __init__(self) -> None:
-        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def reserve(self, size: int) -> None:
-        """Do nothing: a marker is never compressed, so nothing is decompressed."""
-
-    def appended(self, place: int, result: AppendResult) -> None:
-        """End the future, unless it was cancelled: the marker is durable."""
-        if not self.future.done():
-            self.future.set_result(None)
-
-    def append_failed(self, place: int, error: KopError) -> None:
-        """Set the error on the future, as a copy of its own, since it will be raised."""
-        if not self.future.done():
-            self.future.set_exception(error.fresh_copy())
-
-
 class Partition:
     """The bounds of one partition's log and the callbacks for their moves; an engine's `PartitionLog` derives from
     it.

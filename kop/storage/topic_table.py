@@ -67,13 +67,6 @@ class TopicTable:
         """Return every topic, ordered by name."""
         return [self._by_name[name] for name in self._names]
 
-    def is_listed(self, namespace: str) -> bool:
-        """Return true: all topics are known, in storage without namespaces."""
-        return True
-
-    async def list_namespace(self, namespace: str) -> None:
-        """Do nothing: there is no topic to be found."""
-
     def on_change(self, callback: ChangeCallback) -> None:
         """Call `callback(old, new)` after each change of a topic; `old` is None for a new topic, `new` for a deleted
         one.

@@ -353,19 +353,6 @@ def test_the_horizon_is_set_once() -> None:
     assert rewrite(batch, read_header(batch), lambda _: True, max_bytes=LIMIT) is batch
 
 
-def test_an_emptied_batch_keeps_the_last_sequence() -> None:
-    written = [Record(4, T, b"k", b"v"), Record(5, T + 1, b"k", b"v")]
-    batch = build(written, codec=Codec.GZIP, producer_id=8, producer_epoch=2, base_sequence=77)
-    result = rewrite(batch, read_header(batch), lambda _: False, max_bytes=LIMIT, keep_empty=True)
-    assert result is not None
-    header = read_header(result)
-    assert (header.size, header.record_count, header.codec) == (HEADER_SIZE, 0, 0)
-    assert (header.base_offset, header.last_offset, header.last_sequence) == (4, 5, 78)
-    assert header.max_timestamp == T + 1
-    assert records(result) == []
-    assert header.crc == crc32c(bytes(result[21:]))
-
-
 def test_compaction_of_append_time_keeps_that_time() -> None:
     batch = build([Record(0, T, b"a", None), Record(1, T, b"b", b"")])
     stamp_log_append_time(batch, T + 50)

@@ -45,7 +45,7 @@ def check(data: bytes) -> BatchHeader:
 READS: dict[str, Callable[[bytes], object]] = {
     "check": check,
     "read": lambda data: list(iter_records(data, max_bytes=LIMIT)),
-    "rewrite": lambda data: rewrite(data, read_header(data), lambda _: False, max_bytes=LIMIT, keep_empty=True),
+    "rewrite": lambda data: rewrite(data, read_header(data), lambda _: False, max_bytes=LIMIT),
 }
 LOOK_UPS: dict[str, Callable[[bytes], object]] = {
     "by time": lambda data: first_at_or_after(data, read_header(data), 2**63, max_bytes=LIMIT),

@@ -30,6 +30,7 @@ from records.transcode_kit import (
     native_view,
     produced,
     properties,
+    raw_entry,
     read,
     record_lists,
     refused,
@@ -332,7 +333,7 @@ def test_transactions_are_refused(twin: ModuleType, control: bool, code: ErrorCo
     batch = bytes(
         build(plain(b"k"), producer_id=1, producer_epoch=0, base_sequence=0, transactional=not control, control=control)
     )
-    make = transcode.to_raw_entry if raw else transcode.to_entries
+    make = raw_entry if raw else transcode.to_entries
     with using(twin), pytest.raises(PeerError) as caught:
         make(batch, read_header(batch), producer_name="p", sequence_base=0, publish_time=1, max_size=MAX_SIZE)
     assert caught.value.code is code
@@ -392,9 +393,7 @@ def test_raw_entries_keep_the_batch_byte_for_byte(twin: ModuleType, records: lis
         stamp_create_time(stamped, -1)
         batch = bytes(stamped)
     with using(twin):
-        entry = transcode.to_raw_entry(
-            batch, header, producer_name="p", sequence_base=5, publish_time=1, max_size=MAX_SIZE
-        )
+        entry = raw_entry(batch, header, producer_name="p", sequence_base=5, publish_time=1, max_size=MAX_SIZE)
         read_back = transcode.to_batch(entry.metadata, entry.payload, base_offset=50, log_append_time=None)
     assert read_back[17:] == batch[17:]
     assert read_header(read_back).base_offset == 50
@@ -433,7 +432,7 @@ def test_raw_entries_that_are_not_right(twin: ModuleType) -> None:
 def test_raw_entries_have_a_limit_too(twin: ModuleType) -> None:
     batch, header = produced(plain(b"a"))
     with using(twin), pytest.raises(PeerError) as caught:
-        transcode.to_raw_entry(batch, header, producer_name="p", sequence_base=0, publish_time=1, max_size=len(batch))
+        raw_entry(batch, header, producer_name="p", sequence_base=0, publish_time=1, max_size=len(batch))
     assert caught.value.code is ErrorCode.MESSAGE_TOO_LARGE
 
 
@@ -528,7 +527,7 @@ def test_a_view_says_what_protobuf_says(twin: ModuleType, meta: pb.MessageMetada
 
 @pytest.mark.parametrize("codec", Codec)
 def test_a_raw_entry_is_walked_before_it_is_made(twin: ModuleType, codec: Codec) -> None:
-    to_raw = partial(transcode.to_raw_entry, producer_name="p", sequence_base=0, publish_time=1, max_size=MAX_SIZE)
+    to_raw = partial(raw_entry, producer_name="p", sequence_base=0, publish_time=1, max_size=MAX_SIZE)
     with using(twin):
         for name, data in batches(codec).items():
             with pytest.raises(PeerError) as caught:
@@ -550,7 +549,14 @@ def frames_of(error: BaseException) -> list[str]:
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.LZ4, Codec.ZSTD])
 def test_errors_hold_no_frame_with_what_was_decompressed(twin: ModuleType, codec: Codec) -> None:
     to_entries = partial(transcode.to_entries, producer_name="p", sequence_base=0, publish_time=1, max_size=MAX_SIZE)
-    to_raw = partial(transcode.to_raw_entry, producer_name="p", sequence_base=0, publish_time=1, max_size=MAX_SIZE)
+    to_raw = partial(
+        transcode.to_raw_frame,
+        producer_id=0,
+        producer_name="p",
+        sequence_base=0,
+        publish_time=1,
+        max_size=MAX_SIZE,
+    )
     grown, damaged = bomb(codec, 1 << 20), sealed(bytes(50_000), 1, codec)
     calls: list[Callable[[bytes], object]] = [
         lambda data: to_entries(data, read_header(data), max_bytes=100_000),

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import pulsar as native
 import pytest
-from records.transcode_kit import MAX_SIZE, produced, read
+from records.transcode_kit import MAX_SIZE, produced, raw_entry, read
 from support.pulsar import Pulsar
 from support.waiting import SECONDS
 
@@ -190,7 +190,7 @@ def test_raw_entries_are_stored_and_read(pulsar: Pulsar) -> None:
         await ours.start()
         producer = await ours.open_producer(topic)
         batch, header = produced(RECORDS, Codec.ZSTD)
-        entry = transcode.to_raw_entry(
+        entry = raw_entry(
             batch, header, producer_name=producer.name, sequence_base=0, publish_time=NOW, max_size=MAX_SIZE
         )
         await producer.send(entry.metadata, entry.payload, sequence_id=0, highest_sequence_id=3, num_messages=4)

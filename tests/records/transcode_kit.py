@@ -7,7 +7,7 @@ import contextlib
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import lz4.block
 import pytest
@@ -81,6 +81,12 @@ def entries(
     return transcode.to_entries(
         batch, header, producer_name="gateway-1", sequence_base=1000, publish_time=1_700_000_000_123, max_size=max_size
     )
+
+
+def raw_entry(batch: Buffer, header: BatchHeader, **given: Any) -> transcode.PulsarEntry:
+    """A Kafka batch as it is in an entry without a frame around it; what is given, and errors, as of `to_raw_frame`."""
+    made = transcode.to_raw_frame(batch, header, producer_id=0, **given)
+    return transcode.PulsarEntry(*transcode.entry_in(made.frame), made.num_messages, made.first)
 
 
 def read(batch: Buffer) -> tuple[BatchHeader, list[Record]]:

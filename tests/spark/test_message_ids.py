@@ -14,7 +14,7 @@ from kop.pulsar_client.packed import pack
 from kop.pulsar_client.types import Position
 from kop.spark.message_ids import MessageBoundError, PulsarAdmin, offsets_of
 from kop.spark.options import batch_options
-from kop.spark.subscription import find_partitions, resolve_start
+from kop.spark.subscription import find_partitions, find_start
 from kop.testing.broker import Broker
 
 ENTRIES = {
@@ -122,7 +122,7 @@ def test_a_short_name_is_of_the_namespace_of_the_gateway(url: str, kop_broker_fa
     client = ReadClient(options.connection.settings, 20_000)
     try:
         partitions = find_partitions(client, options)
-        assert resolve_start(client, options, partitions) == {("orders", 0): 41}
+        assert find_start(client, options, partitions) == ({("orders", 0): 41}, set())
     finally:
         client.close()
 

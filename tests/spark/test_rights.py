@@ -66,7 +66,7 @@ def test_the_rights_that_the_documentation_names_are_enough(tmp_path: Path) -> N
         to = write_options({**options, "topic": "sessions"}, streaming=False)
         for batch in range(2):
             for task in range(2):
-                client = WriteClient(to.settings, to.patience)
+                client = WriteClient(to.connection.settings, to.patience)
                 try:
                     described = SinkTask("etl", batch, task, tasks=2)
                     rows = (

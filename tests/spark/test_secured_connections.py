@@ -81,7 +81,7 @@ def copied(address: str, options: Mapping[str, str]) -> list[bytes]:
     """What a read of the topic gives after a write to it, both with these options."""
     servers = {"kafka.bootstrap.servers": address, **options}
     to = write_options(servers | {"topic": "t"}, streaming=False)
-    writer = WriteClient(to.settings, to.patience)
+    writer = WriteClient(to.connection.settings, to.patience)
     try:
         producer = RowProducer(writer, writer.init_producer(None, 60_000), to.produce)
         producer.write(SinkColumns.of([("value", "string")], "t").batch(pa.record_batch({"value": ["a", "b"]})))

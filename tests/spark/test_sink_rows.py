@@ -17,7 +17,7 @@ from kop.client.write_client import WriteClient
 from kop.spark import clients
 from kop.spark.clients import naming_options, read_client, write_client
 from kop.spark.exactly_once import SinkError, SinkTask
-from kop.spark.producing import ClientTransactions, Partitioner, ProduceSettings, RowProducer
+from kop.spark.producing import ClientTransactions, ProduceSettings, RowProducer, partitions_of
 from kop.spark.sink_columns import SinkColumns, schema
 from kop.testing import Broker
 
@@ -126,7 +126,7 @@ def test_partitions_are_those_of_kafkas_clients() -> None:
     keys = [f"key-{number}".encode() for number in range(200)]
     for count in (1, 3, 16):
         wanted = [kafkas.partition("t", key, key, None, None, _Metadata(count)) for key in keys]
-        chosen = Partitioner().partitions(pa.array(keys), pa.nulls(len(keys), pa.int32()), count)
+        chosen = partitions_of(pa.array(keys), pa.nulls(len(keys), pa.int32()), count, 0)
         assert chosen.to_pylist() == wanted
 
 
@@ -147,9 +147,8 @@ class _Metadata:
 
 
 def test_rows_without_a_key_go_to_one_partition_of_a_batch_and_then_to_the_next() -> None:
-    partitioner = Partitioner()
     keys, given = pa.nulls(4, pa.binary()), pa.array([None, None, 2, None], pa.int32())
-    batches = [partitioner.partitions(keys, given, 3).to_pylist() for _ in range(4)]
+    batches = [partitions_of(keys, given, 3, turn).to_pylist() for turn in range(4)]
     assert batches == [[0, 0, 2, 0], [1, 1, 2, 1], [2, 2, 2, 2], [0, 0, 2, 0]]
 
 

@@ -16,7 +16,7 @@ from kop.spark.given import OptionError
 from kop.spark.options import ReadOptions, batch_options, stream_options
 from kop.spark.planning import DataLossError
 from kop.spark.stream_state import IDLE_SECONDS, StreamState
-from kop.spark.subscription import MissingTopicError, find_partitions, find_ranges, resolve_end, resolve_start
+from kop.spark.subscription import MissingTopicError, find_partitions, find_ranges, find_start, resolve_end
 
 
 @dataclass
@@ -137,11 +137,11 @@ def test_starts_and_ends_become_offsets() -> None:
     partitions = find_partitions(servers, options())
     said = options(startingOffsets='{"t": {"0": 1, "1": -2}}', endingOffsets='{"t": {"0": -1, "1": 5}}')
     assert said.ending is not None
-    assert resolve_start(servers, said, partitions) == {("t", 0): 1, ("t", 1): 5}
+    assert find_start(servers, said, partitions)[0] == {("t", 0): 1, ("t", 1): 5}
     assert resolve_end(servers, said, said.ending, partitions) == {("t", 0): 3, ("t", 1): 5}
     said = options(startingTimestamp="15", startingOffsetsByTimestampStrategy="latest", endingTimestamp="25")
     assert said.ending is not None
-    assert resolve_start(servers, said, partitions) == {("t", 0): 1, ("t", 1): 5}
+    assert find_start(servers, said, partitions)[0] == {("t", 0): 1, ("t", 1): 5}
     assert resolve_end(servers, said, said.ending, partitions) == {("t", 0): 2, ("t", 1): 5}
 
 
@@ -151,9 +151,9 @@ def test_a_start_that_does_not_fit_is_an_error() -> None:
     with pytest.raises(
         OptionError, match=r"set startingOffsets for each partition.* it has t-0, and t-0, t-1 are read"
     ):
-        resolve_start(servers, options(startingOffsets='{"t": {"0": 1}}'), partitions)
+        find_start(servers, options(startingOffsets='{"t": {"0": 1}}'), partitions)
     with pytest.raises(OptionError, match="No offset matched in t-0, t-1"):
-        resolve_start(servers, options(startingTimestamp="1"), partitions)
+        find_start(servers, options(startingTimestamp="1"), partitions)
 
 
 def test_a_batch_is_planned_from_bounds_that_are_in_the_logs(caplog: pytest.LogCaptureFixture) -> None:

@@ -19,7 +19,7 @@ from support.settings import settings_of
 
 from kop.errors import BackendError
 from kop.storage import steady_time
-from kop.storage.base import Engine, LiveBroker, LogPolicy, Promises, TopicInfo
+from kop.storage.base import Engine, LiveBroker, LogPolicy, TopicInfo
 from kop.storage.memory import engine as memory_engine
 from kop.storage.memory.engine import Memory, MemoryEngine
 from kop.storage.memory.settings import MemorySettings
@@ -53,9 +53,13 @@ EngineT_co = TypeVar("EngineT_co", bound=Engine, covariant=True)
 
 
 class EngineStore(Generic[EngineT_co]):
-    """Data of an engine, over restarts. What the engine promises beyond the protocols is in `promises`."""
+    """Data of an engine, over restarts."""
 
-    promises: Promises
+    is_local = True
+    """False if other processes write the data, too, and storage has its own clock: batches of different producers may
+    change places, sizes and append times are those of storage, upkeep is not done on request, and after a restart a
+    duplicate is known, but not always its offset.
+    """
 
     async def open(self) -> EngineT_co:
         """An engine on the data; the test closes it."""
@@ -72,7 +76,7 @@ class EngineStore(Generic[EngineT_co]):
 
     async def maintain(self, engine: Engine, now_ms: int) -> None:
         """Let the engine do what is due at `now_ms`; a test that needs that ends here where the engine does not."""
-        if not self.promises.upkeep_on_request:
+        if not self.is_local:
             pytest.skip("Pulsar does its own upkeep, by whole ledgers and its own clock")
         await engine.maintain(now_ms)
 
@@ -102,8 +106,6 @@ class Clocks:
 class MemoryStore(EngineStore[MemoryEngine]):
     """The memory engine, without background work; a restart hands its memory on."""
 
-    promises = MemoryEngine.promises
-
     def __init__(self, **settings: Any) -> None:
         self.memory = Memory()
         self.settings = settings_of(MemorySettings, maintain=False, **settings)
@@ -114,8 +116,6 @@ class MemoryStore(EngineStore[MemoryEngine]):
 
 class SqliteStore(EngineStore[SqliteEngine]):
     """The embedded engine, without background work: `maintain` does it when the test says so."""
-
-    promises = SqliteEngine.promises
 
     def __init__(self, directory: Path, **settings: Any) -> None:
         self.path = directory / "kop.db"
@@ -134,7 +134,7 @@ BESIDE = {"beside_batch_bytes": 1, "beside_commit_bytes": 1, "segment_bytes": 16
 class PulsarStore(EngineStore[PulsarEngine]):
     """Topics of a namespace of their own on a real Pulsar."""
 
-    promises = PulsarEngine.promises
+    is_local = False
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class PulsarStore(EngineStore[PulsarEngine]):
 class PackedStore(EngineStore[DenseEngine]):
     """As that, with offsets packed from message ids; the suite sees them without the gaps."""
 
-    promises = PulsarEngine.promises
+    is_local = False
 
     def __init__(self, service_url: str, admin_url: str, namespace: str) -> None:
         self._pulsar = PulsarStore(service_url, admin_url, namespace, "packed")

@@ -42,7 +42,7 @@ class TransactionalProducer:
         """Append a batch of records whose keys are their values."""
         return append(self.log, self.batch(*keyed(*values)))
 
-    def end(self, *, commit: bool, epoch: int | None = None, now_ms: int = NOW) -> asyncio.Future[None]:
+    def end(self, *, commit: bool, epoch: int | None = None, now_ms: int = NOW) -> asyncio.Future[AppendResult]:
         """End the transaction; with `epoch` again, under that epoch."""
         if epoch is None:
             self.epoch, self.sequence = self.epoch + 1, 0

@@ -347,7 +347,7 @@ async def test_log_append_time(store: Store) -> None:
         result, again = await asyncio.gather(append(log, data, NOW + 7), append(log, bytes(data), NOW + 9))
         time = result.log_append_time
         assert time == again.log_append_time
-        assert time == NOW + 7 if store.promises.append_time_of_caller else time > NOW
+        assert time == NOW + 7 if store.is_local else time > NOW
         assert (await append(log, batch(["a", "b"], timestamp=5, producer=9), NOW + 99)) == result
         await until(lambda: log.high_watermark == 2)  # Pulsar may tell producers the time before it tells readers
         (buffer,) = (await log.read(0, LIMIT, min_one=True)).buffers
@@ -376,7 +376,7 @@ async def test_restart_keeps_everything(store: Store) -> None:
             for i in range(3):
                 log = await attached(engine, partition=i)
                 assert (log.log_start_offset, log.high_watermark) == (0, i * 5)
-                if store.promises.exact_sizes:
+                if store.is_local:
                     assert log.size_bytes == sizes[i]
                 assert await read_values(log) == [f"{i}.{j}" for j in range(i * 5)]
 
@@ -488,7 +488,7 @@ async def test_other_records_under_stored_sequences_are_no_duplicates_after_a_re
 
 @pytest.mark.parametrize("orderly", [True, False])
 async def test_windows_survive(store: Store, orderly: bool) -> None:
-    if not store.promises.remembers_producers:
+    if not store.is_local:
         pytest.skip("Pulsar keeps the last sequence of a producer alone: see test_pulsar_sequences.py")
     async with store.opened() as engine:
         log = await make(engine)
@@ -588,7 +588,7 @@ async def test_a_log_is_a_list(store: Store, seed: int) -> None:
                         sequences[key] = sequence + len(new)
                         last[key] = (new, sequence, len(values))
                     values += new
-                    if not store.promises.orders_producers:
+                    if not store.is_local:
                         await asyncio.wait([waiting[-1][0]])
                 for future, base in waiting:
                     assert (await future).base_offset == base
@@ -603,13 +603,13 @@ async def test_a_log_is_a_list(store: Store, seed: int) -> None:
                 starts[partition] = max(starts[partition], offset)
                 assert await log.delete_records(offset) == starts[partition]
             elif action < 0.8:
-                if store.promises.upkeep_on_request:
+                if store.is_local:
                     await store.maintain(engine, NOW)
             elif action < 0.85:
                 await engine.close()
                 engine = await store.open()
                 await asyncio.gather(*[attached(engine, partition=i) for i in (0, 1)])
-                if not store.promises.remembers_producers:
+                if not store.is_local:
                     last.clear()
             else:
                 await log.refresh()  # where Pulsar began a new ledger, producers may be answered before its tail comes

@@ -13,14 +13,8 @@ from support.examples import examples
 from kop.errors import ErrorCode, InternalError
 from kop.records.batch import MAX_SEQUENCE, TRANSACTIONAL_BIT, BatchHeader, Record, build, read_header
 from kop.records.markers import EndMarker, build_marker
-from kop.storage.idempotence import (
-    BatchMetadata,
-    IdempotenceVerdict,
-    Kind,
-    ProducerInfo,
-    ProducerStates,
-    ProducerWindow,
-)
+from kop.storage.base import ProducerView
+from kop.storage.idempotence import BatchMetadata, IdempotenceVerdict, ProducerStates, ProducerWindow
 
 NOW = 1_700_000_000_000
 
@@ -37,7 +31,7 @@ class Log:
         self.end = 0
 
     def append(self, batch: BatchHeader, now_ms: int = NOW) -> BatchMetadata:
-        assert self.states.check(batch).kind is Kind.NEW
+        assert self.states.check(batch) == IdempotenceVerdict()
         entry = self.states.append(batch, self.end, now_ms)
         assert entry is not None
         self.end += batch.record_count
@@ -57,7 +51,9 @@ class Log:
 
     def say(self, *batch: int) -> str:
         verdict = self.states.check(self.made(*batch))
-        return verdict.kind.value if verdict.error is None else verdict.error.code.name
+        if verdict.error is not None:
+            return verdict.error.code.name
+        return "new" if verdict.batch is None else "duplicate"
 
 
 OUT_OF_ORDER = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER.name
@@ -110,12 +106,12 @@ def test_a_new_epoch_starts_at_zero_and_ends_the_old_one() -> None:
 
 def test_a_window_of_which_only_the_last_sequence_is_known_finds_what_comes_next() -> None:
     window: ProducerWindow[BatchMetadata] = ProducerWindow(3, 9)
-    for batch, kind in (((1, 3, 10), Kind.NEW), ((1, 4, 0), Kind.NEW), ((1, 3, 9), Kind.REFUSED)):
-        assert window.check(header(*batch)).kind is kind
+    assert window.check(header(1, 3, 10)) == window.check(header(1, 4, 0)) == IdempotenceVerdict()
+    assert window.check(header(1, 3, 9)).error is not None
     taken = BatchMetadata(1, 10, 11, 100, 101, NOW)
     after = window.then(3, taken)
     assert after == ProducerWindow(3, 11, (taken,))
-    assert after.check(header(1, 3, 10, 2)) == IdempotenceVerdict(Kind.DUPLICATE, taken)
+    assert after.check(header(1, 3, 10, 2)) == IdempotenceVerdict(taken)
     assert window.batches == (), "it is a value"
 
 
@@ -138,7 +134,7 @@ def test_a_duplicate_names_the_original_pending_or_not() -> None:
     entry = log.append(header(1, 0, 0, 3))
     entry.owner = "a future"
     verdict = log.states.check(header(1, 0, 0, 3))
-    assert verdict == IdempotenceVerdict(Kind.DUPLICATE, entry)
+    assert verdict == IdempotenceVerdict(entry)
     assert (entry.pending, entry.owner, entry.base_offset, entry.last_offset) == (True, "a future", 1, 3)
     log.states.commit(entry)
     assert log.states.check(header(1, 0, 0, 3)).batch is entry
@@ -236,7 +232,7 @@ def test_a_snapshot_holds_what_is_committed() -> None:
     assert restored.snapshot() == log.states.snapshot()
     for batch in [(1, 2, n, 1) for n in range(9)] + [(2, 0, MAX_SEQUENCE, 2), (2, 0, 1, 1), (9, 0, 0, 1), (1, 3, 0, 1)]:
         theirs, ours = restored.check(header(*batch)), log.states.check(header(*batch))
-        assert theirs.kind is ours.kind
+        assert (theirs.batch is None, theirs.error is None) == (ours.batch is None, ours.error is None)
         if theirs.batch is not None and ours.batch is not None:
             assert (theirs.batch.base_offset, theirs.batch.pending) == (ours.batch.base_offset, False)
 
@@ -280,10 +276,10 @@ def test_replay_reads_what_compaction_left() -> None:
     states = ProducerStates()
     emptied = build([], base_offset=10, last_offset=14, producer_id=1, producer_epoch=0, base_sequence=0)
     states.replay(read_header(emptied), 10, NOW)
-    assert states.views() == [ProducerInfo(1, 0, 4, -1)]
+    assert states.views() == [ProducerView(1, 0, 4, -1)]
     control = build([Record(15, NOW, b"", b"")], producer_id=1, producer_epoch=0, control=True)
     states.replay(read_header(control), 15, NOW)
-    assert states.views() == [ProducerInfo(1, 0, 4, -1)]
+    assert states.views() == [ProducerView(1, 0, 4, -1)]
 
 
 def test_views_are_of_committed_producers_by_id() -> None:
@@ -292,7 +288,7 @@ def test_views_are_of_committed_producers_by_id() -> None:
     log.put(3, 0, 9, 1, NOW)
     log.append(header(7, 1, 3))
     log.append(header(1, 0, 0))
-    assert log.states.views() == [ProducerInfo(3, 0, 9, NOW), ProducerInfo(7, 1, 2, NOW + 5)]
+    assert log.states.views() == [ProducerView(3, 0, 9, NOW), ProducerView(7, 1, 2, NOW + 5)]
 
 
 class Reference:
@@ -372,8 +368,7 @@ def test_the_window_against_the_reference_under_faults(seed: int, steps: int) ->
 def compare(states: ProducerStates, reference: Reference, batch: tuple[int, int, int, int]) -> str | int:
     verdict = states.check(header(*batch))
     expected = reference.say(*batch)
-    if verdict.kind is Kind.DUPLICATE:
-        assert verdict.batch is not None
+    if verdict.batch is not None:
         assert verdict.batch.base_offset == expected
     elif verdict.error is not None:
         assert verdict.error.code.name == expected
@@ -424,7 +419,7 @@ def test_an_end_that_bumps_the_epoch_begins_the_sequences_again() -> None:
     assert log.say(1, 0, 3) == OLD_EPOCH  # a late batch of the transaction that has ended
     assert log.say(1, 1, 3) == OUT_OF_ORDER
     assert log.say(1, 1, 0) == "new"
-    assert log.states.views() == [ProducerInfo(1, 1, -1, MARKED)]
+    assert log.states.views() == [ProducerView(1, 1, -1, MARKED)]
 
 
 def test_an_end_under_the_same_epoch_goes_on_with_the_sequences() -> None:
@@ -433,7 +428,7 @@ def test_an_end_under_the_same_epoch_goes_on_with_the_sequences() -> None:
     log.marker(1, 4, commit=False)
     assert log.say(1, 4, 3) == "new"
     assert log.say(1, 4, 0, 3) == "duplicate"
-    assert log.states.views() == [ProducerInfo(1, 4, 2, MARKED)]
+    assert log.states.views() == [ProducerView(1, 4, 2, MARKED)]
     assert [transaction.first_offset for transaction in log.states.transactions.aborted] == [0]
 
 
@@ -465,9 +460,9 @@ def test_what_is_not_transactional_waits_for_the_end_of_the_producers_transactio
         error = log.states.check(header(1, 0, sequence)).error
         assert error is not None
         assert error.code is code
-    assert log.states.check(header(1, 0, 0)).kind is Kind.DUPLICATE
+    assert log.states.check(header(1, 0, 0)).batch is not None
     log.marker(1, 0)
-    assert log.states.check(header(1, 0, 1)).kind is Kind.NEW
+    assert log.states.check(header(1, 0, 1)) == IdempotenceVerdict()
 
 
 def test_a_marker_that_could_not_be_stored_ends_nothing() -> None:
@@ -489,7 +484,7 @@ def test_producers_with_an_open_transaction_do_not_expire() -> None:
     log.marker(2, 1)
     assert log.states.expire(MARKED + 1000, 1000) == 1
     assert [view.producer_id for view in log.states.views()] == [1]
-    assert log.states.views()[0].transaction_start == 0
+    assert log.states.views()[0].current_txn_start_offset == 0
 
 
 def test_transactions_are_the_same_after_a_restart() -> None:

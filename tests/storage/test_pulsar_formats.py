@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from records.transcode_kit import raw_entry
 from storage.batches import NOW, batch, records
 from storage.fake_pulsar_client import STAMP, settle
 from storage.test_pulsar_log import PRODUCERS, Play, big, pieces
@@ -318,9 +319,7 @@ async def test_raw_entries_at_the_tail_are_counted_where_compaction_fails_on_the
     play.append(keys=["a", "b"])
     await settle()
     data = batch(["x", "y"], keys=["a", "b"])
-    entry = transcode.to_raw_entry(
-        data, read_header(data), producer_name="kop", sequence_base=0, publish_time=1, max_size=1 << 20
-    )
+    entry = raw_entry(data, read_header(data), producer_name="kop", sequence_base=0, publish_time=1, max_size=1 << 20)
     await play.run("SR")
     play.broker.put(entry.metadata, entry.payload, 2, 2)
     await play.run("T")

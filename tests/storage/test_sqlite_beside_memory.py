@@ -76,7 +76,11 @@ class Pair:
         elif kind in ("end", "again", "stale"):
             epoch = self.epochs[producer] + (kind == "end") - (kind == "stale")
             commit = rng.random() < 0.6
-            if await self.both(lambda log: self.end(log, producer, epoch, commit)) is None and kind == "end":
+
+            async def end(log: MarkedLog) -> None:
+                await self.end(log, producer, epoch, commit)
+
+            if await self.both(end) is None and kind == "end":
                 self.epochs[producer], self.sequences[producer] = epoch, 0
         elif kind == "delete":
             low, high = self.memory.log_start_offset, self.memory.high_watermark

@@ -25,7 +25,7 @@ from kop.spark.listener import ProgressListener, track_progress
 from kop.spark.mesh import table_sink
 from kop.spark.mesh.error_texts import told
 from kop.spark.mesh.part_options import Part, PartOptions
-from kop.spark.mesh.part_rows import from_rows, to_rows
+from kop.spark.mesh.part_rows import TABLE, from_rows, to_rows
 from kop.spark.source import KopDataSource
 from kop.spark.streams import write_stream
 from kop.spark.tables import make_view
@@ -123,9 +123,9 @@ class PartQueries:
         (options,) = self._options.reads(part).values()
         read_rows = spark.readStream.format("kop").options(**options).load()
         rows = from_rows(read_rows, part)
-        rows = table_sink.with_places(rows, read_rows, part) if part.format == table_sink.FORMAT else rows
+        rows = table_sink.with_places(rows, read_rows, part) if part.format == TABLE else rows
         writer = rows.writeStream.queryName(name).option("checkpointLocation", checkpoint).trigger(**trigger)
-        if part.format == table_sink.FORMAT:
+        if part.format == TABLE:
             return writer.foreachBatch(table_sink.once(part)).start()
         if self._takes_streams(part):
             try:

@@ -18,7 +18,7 @@ class RunStates:
     def __init__(self, mesh: str, tell: Callable[[dict[str, Any]], None]) -> None:
         self._mesh = mesh
         self._tell = tell
-        self._told: dict[str | None, tuple[str, str, int | None]] = {}
+        self._told: dict[str | None, dict[str, Any]] = {}
 
     def look(
         self, state: str, reason: str, revision: int | None, components: Iterable[tuple[str, str, str]] = ()
@@ -28,19 +28,10 @@ class RunStates:
 
         A component that is not among them is forgotten without a word, and told anew if it comes back.
         """
-        now: dict[str | None, tuple[str, str, int | None]] = {None: (state, reason, revision)}
-        now |= {name: (its_state, why, revision) for name, its_state, why in components}
+        now: dict[str | None, dict[str, Any]] = {}
+        for component, its_state, why in ((None, state, reason), *components):
+            now[component] = {"state": its_state, "reason": why, "revision": revision}
         for component, values in now.items():
             if self._told.get(component) != values:
-                given_state, given_reason, given_revision = values
-                self._tell(
-                    {
-                        "at_ms": clock.wall_ms(),
-                        "mesh": self._mesh,
-                        "component": component,
-                        "state": given_state,
-                        "reason": given_reason,
-                        "revision": given_revision,
-                    }
-                )
+                self._tell({"at_ms": clock.wall_ms(), "mesh": self._mesh, "component": component, **values})
         self._told = now

@@ -19,7 +19,6 @@ from kop.client.errors import ClientError
 from kop.mesh.spec import SinkPart
 from kop.spark.mesh.part_rows import TABLE
 
-FORMAT: Final = TABLE
 BATCH: Final = "batch"
 PLACE: Final = ("topic", "partition", "offset")
 _TYPES: Final = "createTableColumnTypes"
@@ -60,7 +59,7 @@ def once(part: SinkPart) -> Callable[[Any, int], None]:
                 f"let the table of the sink {part.name} have the columns {', '.join(rows.columns)}; {own} make each "
                 f"row there once: {error}"
             ) from None
-        there = batch.sparkSession.read.format(FORMAT).options(**options).load()
+        there = batch.sparkSession.read.format(TABLE).options(**options).load()
         done = there.where(functions.col(BATCH) == number).select(*PLACE)
         _append(rows.join(done, list(PLACE), "left_anti"), options)
 
@@ -68,4 +67,4 @@ def once(part: SinkPart) -> Callable[[Any, int], None]:
 
 
 def _append(rows: Any, options: dict[str, str]) -> None:
-    rows.write.format(FORMAT).options(**options).mode("append").save()
+    rows.write.format(TABLE).options(**options).mode("append").save()

@@ -12,23 +12,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Final
 from uuid import UUID
-
-from prometheus_client.core import Metric
 
 from kop import background, clock
 from kop.errors import BackendError
 from kop.read_budget import ReadBudget
-from kop.storage.base import EngineSnapshot, LiveBroker, LogPolicy, Promises, TopicInfo, TransactionStorage
+from kop.storage.base import LogPolicy, Promises, TopicInfo, TransactionStorage
+from kop.storage.local import PRODUCER_IDS, LocalEngine, LocalTopics, frozen
 from kop.storage.marked_transactions import MarkedTransactions
 from kop.storage.memory.log import LogMemory, MemoryLog
 from kop.storage.memory.settings import MemorySettings
-from kop.storage.topic_table import TopicTable, new_cluster_id, new_uuid
+from kop.storage.topic_table import new_cluster_id, new_uuid
 
-_PRODUCER_IDS: Final = 1000
-"""The number of producer ids that are reserved at a time."""
 _TICK_SECONDS: Final = 1.0
 """The seconds after which the upkeep looks again if retention and compaction are due: their interval may have
 changed.
@@ -52,7 +48,7 @@ class Memory:
     next_producer_id: int = 0
 
 
-class MemoryTopics(TopicTable):
+class MemoryTopics(LocalTopics):
     """The table of topics of a memory engine. `changed(old, new)` is called first, so that the engine's logs follow
     before others are told.
     """
@@ -63,30 +59,13 @@ class MemoryTopics(TopicTable):
         super().__init__(version, topics)
         self._changed = changed
 
-    @property
-    def namespace(self) -> None:
-        """None: topics have no namespaces here."""
-
-    async def find(self, names: Collection[str]) -> None:
-        """Do nothing: all topics are known, so there is none to find."""
-
-    def missing(self, name: str) -> None:
-        """Return None: all topics are known, so `find` looks for none."""
-
-    async def differing_configs(self, topic_id: UUID) -> Mapping[str, str]:
-        """Return no configs: nobody else changes topics, so storage holds the same."""
-        return {}
-
-    async def refresh(self, topic_id: UUID) -> None:
-        """Do nothing: nobody else changes topics, so the table is up to date."""
-
     async def create(
         self, name: str, partitions: int, configs: Mapping[str, str], *, internal: bool = False
     ) -> TopicInfo:
         """Make a topic, and return it; TOPIC_ALREADY_EXISTS if the name is taken, INVALID_PARTITIONS for a number below
         1.
         """
-        topic = TopicInfo(name, new_uuid(), partitions, MappingProxyType(dict(configs)), internal)
+        topic = TopicInfo(name, new_uuid(), partitions, frozen(configs), internal)
         self._check_new(topic)
         return self._put(None, topic)
 
@@ -111,7 +90,7 @@ class MemoryTopics(TopicTable):
         topic = self._find(topic_id)
         if configs == topic.configs:
             return topic
-        return self._put(topic, replace(topic, configs=MappingProxyType(dict(configs))))
+        return self._put(topic, replace(topic, configs=frozen(configs)))
 
     def _put(self, old: TopicInfo | None, new: TopicInfo) -> TopicInfo:
         self._enter(new)
@@ -124,24 +103,15 @@ class MemoryTopics(TopicTable):
         self._tell(old, new)
 
 
-class MemoryEngine:
+class MemoryEngine(LocalEngine):
     """An `Engine` whose data is in the process. Made by `open_engine`."""
 
     promises = Promises(
         checks_records=False,
         durable=False,
-        upkeep_on_request=True,
-        remembers_producers=True,
-        append_time_of_caller=True,
-        exact_sizes=True,
         writes_markers=True,
-        orders_producers=True,
     )
     directory = None
-    grants = None
-    token_authority = None
-    brokers: Sequence[LiveBroker] = ()
-    brokers_fresh = True
 
     def __init__(self, memory: Memory, policy: Callable[[TopicInfo], LogPolicy], settings: MemorySettings) -> None:
         self._memory = memory
@@ -198,8 +168,8 @@ class MemoryEngine:
         """Return 1000 producer ids that were never given before. BackendError if the engine is closed."""
         self._check_open()
         first = self._memory.next_producer_id
-        self._memory.next_producer_id += _PRODUCER_IDS
-        return range(first, first + _PRODUCER_IDS)
+        self._memory.next_producer_id += PRODUCER_IDS
+        return range(first, first + PRODUCER_IDS)
 
     async def get_state(self, key: str) -> str | None:
         """Return a small value by its key; None if there is none."""
@@ -212,15 +182,6 @@ class MemoryEngine:
             self._memory.state.pop(key, None)
         else:
             self._memory.state[key] = value
-
-    def on_state(self, callback: Callable[[], None]) -> None:
-        """Do nothing: only this process changes small values, so no change by another one has to be told."""
-
-    def on_brokers(self, callback: Callable[[], None]) -> None:
-        """Do nothing: there are no other brokers whose changes could be told."""
-
-    async def join(self, broker: LiveBroker) -> None:
-        """Do nothing: there are no other brokers to join."""
 
     async def maintain(self, now_ms: int) -> None:
         """Do all that is due at `now_ms` for every log: retention, and compaction, whose failure is logged. Idempotent
@@ -249,24 +210,10 @@ class MemoryEngine:
         finally:
             self._kept_up = clock.monotonic()
 
-    def snapshot(self) -> EngineSnapshot:
-        """Return the engine's state for a status page."""
-        return EngineSnapshot(self.healthy, self.about, self.losses)
-
-    def collect(self) -> Iterable[Metric]:
-        """Return the metrics of every engine, for a scrape."""
-        return self.snapshot().collect()
-
-    about = None
-    """None: no other server has the data."""
-
     @property
     def healthy(self) -> str | None:
         """None while records can be appended; one line if the engine is closed or its memory is full."""
         return self._space.problem
-
-    losses = None
-    """None: memory that a former engine left is always whole."""
 
     def _check_open(self) -> None:
         if self._space.closed:

@@ -34,8 +34,9 @@ from kop.storage.base import (
     TopicInfo,
 )
 from kop.storage.compaction import NewestOffsets, delete_horizon, is_due
-from kop.storage.idempotence import Kind, ProducerStates
-from kop.storage.partition import NOTHING_TO_READ, MarkerFuture, Partition, stamped
+from kop.storage.idempotence import ProducerStates
+from kop.storage.local import LocalLog
+from kop.storage.partition import NOTHING_TO_READ, AppendFuture, stamped
 from kop.storage.steady_time import steady_ms
 from kop.storage.transaction_index import AbortedTransaction
 
@@ -115,19 +116,14 @@ class StoredBatch(NamedTuple):
 _LAST = attrgetter("last")
 
 
-class MemoryLog(Partition):
+class MemoryLog(LocalLog):
     """The log of one partition in memory, a `MarkedLog`."""
 
-    __slots__ = ("_appends", "_batches", "_clean_offset", "_producers", "_space", "_taken", "size_bytes")
-
-    attached = True
-    sole_writer = True
-    leads = True
+    __slots__ = ("_appends", "_batches", "_clean_offset", "_producers", "_space", "_taken")
 
     def __init__(self, space: LogMemory, topic: TopicInfo, index: int, policy: LogPolicy) -> None:
         super().__init__(topic, index, policy)
         self._space = space
-        self.size_bytes = 0
         self._batches: list[StoredBatch] = []
         self._taken: list[StoredBatch] = []
         """The batches that are not readable yet; they follow those that are."""
@@ -168,7 +164,7 @@ class MemoryLog(Partition):
             self.gone()
             if self.deleted
             else verdict.error
-            or self._space.refusal(0 if verdict.kind is Kind.DUPLICATE else header.size, unbounded=self.topic.internal)
+            or self._space.refusal(header.size if verdict.batch is None else 0, unbounded=self.topic.internal)
         )
         if error is not None:
             waiter.append_failed(place, error)
@@ -207,11 +203,11 @@ class MemoryLog(Partition):
         coordinator_epoch: int,
         bumps_epoch: bool,
         now_ms: int,
-    ) -> asyncio.Future[None]:
+    ) -> asyncio.Future[AppendResult]:
         """Write the marker that ends a producer's transaction, unless it was written before; the future ends in the
         loop's next turn. The marker may go beyond the memory's bound: it frees readers.
         """
-        waiter = MarkerFuture()
+        waiter = AppendFuture()
         error = self.gone() if self.deleted else None
         error = error or self._producers.check_marker(producer_id, producer_epoch, bumps_epoch=bumps_epoch)
         if error is not None:
@@ -333,7 +329,7 @@ class MemoryLog(Partition):
 
     def producers(self) -> Sequence[ProducerView]:
         """Return the idempotent producers that the log remembers now."""
-        return [ProducerView(*view) for view in self._producers.views()]
+        return self._producers.views()
 
     # --- what makes the log smaller
 
@@ -422,30 +418,6 @@ class MemoryLog(Partition):
         self._space.free(sum(len(batch.data) for batch in held), len(held))
         self._batches, self._taken, self.size_bytes = [], [], 0
         super().remove()
-
-    # --- what there is nothing to do for: one process, all in memory
-
-    async def attach(self) -> None:
-        """Do nothing: the log is always ready to serve."""
-
-    async def measure(self) -> int:
-        """Return the bytes of the stored batches."""
-        return self.size_bytes
-
-    async def refresh(self) -> None:
-        """Do nothing: nobody else writes, so the high watermark is always up to date."""
-
-    async def refresh_start(self) -> None:
-        """Do nothing: nobody else deletes, so the log start is always up to date."""
-
-    async def lead(self, lost: Callable[[], None]) -> None:
-        """Do nothing: nobody else writes, so this process always leads."""
-
-    async def verify_lead(self) -> None:
-        """Do nothing: nobody else writes, so this process always leads."""
-
-    async def resign(self) -> None:
-        """Do nothing: there is nobody else who could lead."""
 
 
 def _first_at(batches: Sequence[StoredBatch], start: int, timestamp: int) -> TimestampOffset | None:

@@ -51,13 +51,14 @@ class SharedMemory:
     def membership_changed(self) -> None:
         """Call the callbacks of every broker for a change of the live brokers."""
         for view in list(self._views):
-            view.tell_of_brokers()
+            for callback in view.broker_callbacks:
+                callback()
 
     def value_changed(self, by: object) -> None:
         """Call the callbacks of all brokers but `by`, the view of the broker that has changed a small value."""
         for view in list(self._views):
-            if view is not by:
-                view.tell_of_values()
+            for callback in view.state_callbacks if view is not by else ():
+                callback()
 
     async def leave(self, view: _EngineOfBroker) -> None:
         """Forget a broker; the logs that it led have no leader then. The engine is closed when the last broker
@@ -94,8 +95,8 @@ class _EngineOfBroker(_View):
         self._shared = shared
         self._engine = engine
         self._logs: dict[tuple[UUID, int], PartitionLog] = {}
-        self._on_brokers: list[Callable[[], None]] = []
-        self._on_state: list[Callable[[], None]] = []
+        self.broker_callbacks: list[Callable[[], None]] = []
+        self.state_callbacks: list[Callable[[], None]] = []
         self._closed = False
         self.topics = cast(Topics, _TopicsOfBroker(engine.topics))
         self.broker: LiveBroker | None = None
@@ -107,21 +108,11 @@ class _EngineOfBroker(_View):
 
     def on_brokers(self, callback: Callable[[], None]) -> None:
         """Call `callback` after each change of the live brokers."""
-        self._on_brokers.append(callback)
+        self.broker_callbacks.append(callback)
 
     def on_state(self, callback: Callable[[], None]) -> None:
         """Call `callback` when another broker has changed a small value."""
-        self._on_state.append(callback)
-
-    def tell_of_brokers(self) -> None:
-        """Call this broker's callbacks for a change of the live brokers."""
-        for callback in self._on_brokers:
-            callback()
-
-    def tell_of_values(self) -> None:
-        """Call this broker's callbacks for a change of small values."""
-        for callback in self._on_state:
-            callback()
+        self.state_callbacks.append(callback)
 
     async def join(self, broker: LiveBroker) -> None:
         """Become live, and call the callbacks of all brokers; BROKER_ID_NOT_REGISTERED if the id is that of another
@@ -156,8 +147,8 @@ class _EngineOfBroker(_View):
         if not self._closed:
             self._closed = True
             self.broker = None
-            self._on_brokers.clear()
-            self._on_state.clear()
+            self.broker_callbacks.clear()
+            self.state_callbacks.clear()
             cast(_TopicsOfBroker, self.topics).end()
             await self._shared.leave(self)
 

@@ -75,12 +75,7 @@ class PulsarEngine:
     promises = Promises(
         checks_records=True,
         durable=True,
-        upkeep_on_request=False,
-        remembers_producers=False,
-        append_time_of_caller=False,
-        exact_sizes=False,
         writes_markers=False,
-        orders_producers=False,
     )
     directory = None
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 from prometheus_client.core import Metric
@@ -28,8 +28,9 @@ from kop.metrics import gauge_value
 from kop.read_budget import ReadBudget
 from kop.records.batch import read_header
 from kop.records.markers import read_marker
-from kop.storage.base import EngineSnapshot, LiveBroker, LogPolicy, Promises, TopicInfo
+from kop.storage.base import LogPolicy, Promises, TopicInfo
 from kop.storage.idempotence import ProducerStates
+from kop.storage.local import PRODUCER_IDS, LocalEngine
 from kop.storage.marked_transactions import MarkedTransactions
 from kop.storage.sqlite import losses, reader, schema
 from kop.storage.sqlite import topics as catalogue
@@ -52,30 +53,22 @@ from kop.threads import Ended, tell
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_PRODUCER_IDS: Final = 1000
-"""The number of producer ids that are reserved at a time."""
 SWITCH_INTERVAL = 0.0002
 """The seconds between CPython's switches of threads. With its default of 5 ms the writer thread waits that long for the
 GIL, several times a commit, while the loop is busy: a twentieth of the throughput.
 """
 
 
-class SqliteEngine:
+class SqliteEngine(LocalEngine):
     """An `Engine` on an SQLite database. Made by `open_engine`."""
 
     promises = Promises(
         checks_records=False,
         durable=True,
-        upkeep_on_request=True,
-        remembers_producers=True,
-        append_time_of_caller=True,
-        exact_sizes=True,
         writes_markers=True,
-        orders_producers=True,
     )
     topics: SqliteTopics
     transactions: MarkedTransactions
-    token_authority = None
 
     def __init__(
         self,
@@ -144,9 +137,9 @@ class SqliteEngine:
 
         def write(conn: sqlite3.Connection) -> range:
             end: int = conn.execute(
-                "UPDATE meta SET value = value + ? WHERE key = 'producer_id.next' RETURNING value", (_PRODUCER_IDS,)
+                "UPDATE meta SET value = value + ? WHERE key = 'producer_id.next' RETURNING value", (PRODUCER_IDS,)
             ).fetchone()[0]
-            return range(end - _PRODUCER_IDS, end)
+            return range(end - PRODUCER_IDS, end)
 
         return await self.writer.run(write)
 
@@ -154,32 +147,12 @@ class SqliteEngine:
         """Return a small durable value by its key; None if there is none."""
         return await self.readers.run(reader.get_state, key)
 
-    def on_state(self, callback: Callable[[], None]) -> None:
-        """Do nothing: only this process changes small values, so no change by another one has to be told."""
-
     async def put_state(self, key: str, value: str | None) -> None:
         """Set a small durable value by its key, or remove it with None."""
         if value is None:
             await self.writer.execute("DELETE FROM state WHERE key = ?", (key,))
         else:
             await self.writer.execute("REPLACE INTO state (key, value) VALUES (?, ?)", (key, value))
-
-    @property
-    def brokers(self) -> Sequence[LiveBroker]:
-        """The other brokers on the same data: none, because the file belongs to one process."""
-        return ()
-
-    brokers_fresh = True
-
-    def on_brokers(self, callback: Callable[[], None]) -> None:
-        """Do nothing: there are no other brokers whose changes could be told."""
-
-    async def join(self, broker: LiveBroker) -> None:
-        """Do nothing: there are no other brokers to join."""
-
-    about = None
-    """None: no other server has the data."""
-    grants = None
 
     @property
     def healthy(self) -> str | None:
@@ -220,14 +193,10 @@ class SqliteEngine:
         for topic in self.topics.all():
             self.logs.update(topic)
 
-    def snapshot(self) -> EngineSnapshot:
-        """Return the engine's state for a status page."""
-        return EngineSnapshot(self.healthy, self.about, self.losses)
-
     def collect(self) -> Iterable[Metric]:
         """Return metrics of the engine: those of every engine, and the losses that the start has found."""
         return (
-            *self.snapshot().collect(),
+            *super().collect(),
             gauge_value("kop_lost_batches", "Batches whose file was not there at the start.", self._lost.batches),
             gauge_value("kop_lost_commits", "Commits that the start found lost in a damaged log.", self._lost.commits),
         )
@@ -365,7 +334,7 @@ def _take_over(
     conn.executemany("REPLACE INTO meta (key, value) VALUES (?, ?)", [("writer", token), ("path", os.fsencode(path))])
     losses.keep_files(conn, kept)
     if lost is not None:
-        losses.skip_what_was_given_out(conn, lost, _PRODUCER_IDS, now_ms)
+        losses.skip_what_was_given_out(conn, lost, PRODUCER_IDS, now_ms)
     conn.execute("COMMIT")
 
 

@@ -29,8 +29,9 @@ from kop.storage.base import (
     TimestampOffset,
     TopicInfo,
 )
-from kop.storage.idempotence import BatchMetadata, Kind, ProducerStates
-from kop.storage.partition import NOTHING_TO_READ, MarkerFuture, Partition, stamped
+from kop.storage.idempotence import BatchMetadata, ProducerStates
+from kop.storage.local import LocalLog
+from kop.storage.partition import NOTHING_TO_READ, AppendFuture, stamped
 from kop.storage.sqlite import reader
 from kop.storage.sqlite.reader import Readers
 from kop.storage.sqlite.writer import QueuedAppend, QueuedMarker, Writer
@@ -60,7 +61,7 @@ class LogContext:
     """A function that moves a log's start up to an offset, durably, even if the caller goes away."""
 
 
-class SqliteLog(Partition):
+class SqliteLog(LocalLog):
     """A `MarkedLog` of one partition, on SQLite. The engine makes one for each partition when it opens; an unused one
     is small.
     """
@@ -71,15 +72,10 @@ class SqliteLog(Partition):
         "end_offset",
         "log_id",
         "producer_states",
-        "size_bytes",
         "snapshot_offset",
         "snapshot_outdated",
         "tail",
     )
-
-    attached = True
-    sole_writer = True
-    leads = True
 
     def __init__(self, context: LogContext, topic: TopicInfo, index: int, log_id: int, policy: LogPolicy) -> None:
         super().__init__(topic, index, policy)
@@ -87,7 +83,6 @@ class SqliteLog(Partition):
         self.log_id = log_id
         self.end_offset = 0
         """The offset of the next append, ahead of the high watermark by the batches that are not committed."""
-        self.size_bytes = 0
         self.clean_offset = 0
         """The offset up to which compaction has seen the log."""
         self.snapshot_offset = 0
@@ -98,19 +93,6 @@ class SqliteLog(Partition):
         """True if the producers have to be stored again, though no batch came: some were forgotten."""
         self.producer_states: ProducerStates | None = None
         self.tail: Tail | None = None
-
-    async def attach(self) -> None:
-        """Do nothing: the log is ready as soon as the engine is open."""
-
-    async def measure(self) -> int:
-        """Return the bytes of the stored batches."""
-        return self.size_bytes
-
-    async def refresh(self) -> None:
-        """Do nothing: only this process writes, so the high watermark is always up to date."""
-
-    async def refresh_start(self) -> None:
-        """Do nothing: only this process deletes, so the log start is always up to date."""
 
     def submit(
         self,
@@ -138,11 +120,11 @@ class SqliteLog(Partition):
         if header.producer_id >= 0:
             if states is None:
                 states = self.producer_states = ProducerStates()
-            kind, original, error = states.check(header, from_zero=from_zero)
+            original, error = states.check(header, from_zero=from_zero)
             if error is not None:
                 waiter.append_failed(place, error)
                 return
-            if original is not None and kind is Kind.DUPLICATE:
+            if original is not None:
                 if original.pending:
                     self._follow(original, waiter, place)
                 else:
@@ -180,11 +162,11 @@ class SqliteLog(Partition):
         coordinator_epoch: int,
         bumps_epoch: bool,
         now_ms: int,
-    ) -> asyncio.Future[None]:
+    ) -> asyncio.Future[AppendResult]:
         """Queue the marker that ends a producer's transaction for the next commit; the future ends when it is durable.
         A marker that was written or queued before is not written again.
         """
-        waiter = MarkerFuture()
+        waiter = AppendFuture()
         states = self.producer_states
         if states is None:
             states = self.producer_states = ProducerStates()
@@ -344,18 +326,7 @@ class SqliteLog(Partition):
 
     def producers(self) -> Sequence[ProducerView]:
         """Return the idempotent producers that the log remembers now."""
-        if self.producer_states is None:
-            return ()
-        return [ProducerView(*info) for info in self.producer_states.views()]
-
-    async def verify_lead(self) -> None:
-        """Do nothing: the file belongs to one process, which always leads."""
-
-    async def lead(self, lost: Callable[[], None]) -> None:
-        """Do nothing: the file belongs to one process, which always leads."""
-
-    async def resign(self) -> None:
-        """Do nothing: the file belongs to one process, so no other broker could take the lead."""
+        return () if self.producer_states is None else self.producer_states.views()
 
     def remove(self) -> None:
         """Close the log of a deleted topic: those who wait for it are told, and later requests are refused."""

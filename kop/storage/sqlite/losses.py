@@ -13,7 +13,6 @@ from __future__ import annotations
 import filecmp
 import json
 import logging
-import os
 import shutil
 import sqlite3
 import time
@@ -27,6 +26,7 @@ from urllib.parse import quote
 from kop.errors import BackendError
 from kop.records.transcode import empty_batch
 from kop.storage.sqlite import wal
+from kop.storage.sqlite.segments import sync_path
 from kop.storage.sqlite.wal import LostCommits
 
 _log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ def look_at_log(path: Path, *, refuse: bool) -> LostCommits | None:
         return None
     if lost.copied:
         _log.warning("the write-ahead log %s-wal is damaged; nothing is lost, %s has all that was in it", path, path)
-        _sync(path)
+        sync_path(path)
         Path(f"{path}-wal").unlink()
         return None
     text = f"the write-ahead log {path}-wal is damaged: {lost.commits} commit(s) that were acknowledged are lost"
@@ -146,8 +146,8 @@ def _put_aside(path: Path) -> Path:
     aside = Path(f"{log}-damaged-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
     try:
         shutil.copyfile(log, aside)
-        _sync(aside)
-        _sync(aside.parent)
+        sync_path(aside)
+        sync_path(aside.parent)
     except OSError as error:
         raise BackendError(f"cannot put the damaged {log} aside as {aside}: {error.strerror or error}") from error
     return aside
@@ -169,11 +169,3 @@ def _check_whole(path: Path) -> None:
         raise BackendError(
             f"{path} is damaged, since its write-ahead log was: {outcome}. Restore a copy of all files of the store"
         )
-
-
-def _sync(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

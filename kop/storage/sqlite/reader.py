@@ -223,19 +223,8 @@ def read_rows(
 
 def read_one(conn: sqlite3.Connection, segments: Segments, log_id: int, last: int) -> Buffer | None:
     """Return the batch that ends at offset `last`; None if it is gone or lost."""
-
-    def query() -> list[Buffer]:
-        return _bring_up(
-            segments,
-            conn.execute(
-                "SELECT base, size, segment, position, data FROM batch INDEXED BY batch_of_log"
-                " WHERE log = ? AND last = ?",
-                (log_id, last),
-            ).fetchall(),
-        )
-
     try:
-        batches = _again(query)
+        batches = read(conn, segments, log_id, last, last + 1, 0, True)
     except LostBatchError:
         return None
     return batches[0] if batches else None

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Final
 
 from kop.errors import BackendError
+from kop.storage.sqlite.segments import sync_path
 
 SCHEMA_VERSION = 3
 APPLICATION_ID = 0x6B6F7031  # "kop1"
@@ -198,8 +199,4 @@ def _wal(conn: sqlite3.Connection, path: Path) -> None:
 def _sync_directory(directory: Path) -> None:
     # SQLite syncs the directory for its journals; the database's own entry, and a parent just made, are ours to see to.
     for part in (directory, directory.parent):
-        fd = os.open(part, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync_path(part)

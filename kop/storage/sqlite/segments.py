@@ -150,7 +150,7 @@ class Segments:
     def _begin(self) -> int:
         if not self._is_folder_safe:
             self._folder.mkdir(exist_ok=True)
-            _sync_folder(self._folder.parent)
+            sync_path(self._folder.parent)
             self._is_folder_safe = True
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         path = self.path(self.current)
@@ -164,7 +164,7 @@ class Segments:
             self._write_through_cache()
             file = os.open(path, flags, 0o644)
         self._file = file
-        _sync_folder(self._folder)
+        sync_path(self._folder)
         return file
 
     def _write(self, file: int, batches: Sequence[Buffer]) -> None:
@@ -231,8 +231,9 @@ def _sync(file: int) -> None:
         os.fdatasync(file)
 
 
-def _sync_folder(folder: Path) -> None:
-    file = os.open(folder, os.O_RDONLY)
+def sync_path(path: Path) -> None:
+    """Sync a file or a folder, so that what was written to it is on the disk."""
+    file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
     finally:

@@ -12,14 +12,14 @@ import logging
 import sqlite3
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
 from kop.storage.base import TopicInfo
+from kop.storage.local import LocalTopics, frozen
 from kop.storage.sqlite.log import SqliteLogTable
 from kop.storage.sqlite.writer import Writer
-from kop.storage.topic_table import TopicTable, new_uuid
+from kop.storage.topic_table import new_uuid
 
 _log = logging.getLogger(__name__)
 
@@ -29,12 +29,7 @@ Finish: TypeAlias = Callable[[Coroutine[Any, Any, T]], Coroutine[Any, Any, T]]
 """The type of a function that runs work to its end even if the caller goes away."""
 
 
-def frozen(configs: Mapping[str, str]) -> Mapping[str, str]:
-    """Return a read-only copy of a mapping."""
-    return MappingProxyType(dict(configs))
-
-
-class SqliteTopics(TopicTable):
+class SqliteTopics(LocalTopics):
     """The table of topics, kept in the SQL tables `topic` and `log`."""
 
     def __init__(
@@ -57,16 +52,6 @@ class SqliteTopics(TopicTable):
         self._on_removed = on_removed
         self._row = {topic.topic_id: row for row, topic in topics}
         self._turn = asyncio.Lock()
-
-    @property
-    def namespace(self) -> None:
-        """None: topics have no namespaces here."""
-
-    async def find(self, names: Collection[str]) -> None:
-        """Do nothing: all topics are in memory, so there is none to find."""
-
-    def missing(self, name: str) -> None:
-        """Return None: all topics are in memory, so `find` looks for none."""
 
     async def create(
         self, name: str, partitions: int, configs: Mapping[str, str], *, internal: bool = False
@@ -93,13 +78,6 @@ class SqliteTopics(TopicTable):
         UNKNOWN_TOPIC_ID if it does not exist.
         """
         return await self._change(self._set_configs(topic_id, frozen(configs)))
-
-    async def differing_configs(self, topic_id: UUID) -> Mapping[str, str]:
-        """Return no configs: nobody else changes topics, so storage holds the same."""
-        return {}
-
-    async def refresh(self, topic_id: UUID) -> None:
-        """Do nothing: only this process changes topics, so memory is up to date."""
 
     async def _change(self, change: Coroutine[Any, Any, T]) -> T:
         """Make one change of topics at a time, to its end even if the caller goes away: memory has to follow the

@@ -26,8 +26,9 @@ import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from kop import clock
 from kop.errors import BackendError, KopError
@@ -79,56 +80,27 @@ class Destination(Protocol):
         """Call the callbacks of the log, because its high watermark has moved."""
 
 
+@dataclass(slots=True, eq=False)
 class QueuedAppend:
     """An append of one batch on its way to the disk."""
 
-    __slots__ = (
-        "base",
-        "data",
-        "followers",
-        "head",
-        "last",
-        "log",
-        "log_append_time",
-        "place",
-        "size",
-        "stored_at",
-        "timestamp",
-        "token",
-        "waiter",
-    )
-
-    def __init__(
-        self,
-        log: Destination,
-        data: Buffer,
-        base: int,
-        last: int,
-        timestamp: int,
-        size: int,
-        head: bytes | None,
-        log_append_time: int,
-        waiter: AppendWaiter,
-        place: int,
-    ) -> None:
-        self.log = log
-        self.data = data
-        self.base = base
-        self.last = last
-        self.timestamp = timestamp
-        self.size = size
-        self.head = head
-        self.log_append_time = log_append_time
-        self.waiter = waiter
-        self.place = place
-        self.token: BatchMetadata | None = None
-        """The batch's entry in its producer's window, if it has a producer id."""
-        self.stored_at: Place | None = None
-        """The place of the batch in a segment file; None if its row has it."""
-        self.followers: list[tuple[AppendWaiter, int]] | None = None
-        """The waiters of duplicates of this append, with the place of each."""
-
-    goes_on = False
+    log: Destination
+    data: Buffer
+    base: int
+    last: int
+    timestamp: int
+    size: int
+    head: bytes | None
+    log_append_time: int
+    waiter: AppendWaiter
+    place: int
+    token: BatchMetadata | None = None
+    """The batch's entry in its producer's window, if it has a producer id."""
+    stored_at: Place | None = None
+    """The place of the batch in a segment file; None if its row has it."""
+    followers: list[tuple[AppendWaiter, int]] | None = None
+    """The waiters of duplicates of this append, with the place of each."""
+    goes_on: ClassVar[bool] = False
     """True if it is written even if the disk runs short of space."""
 
     def follow(self, waiter: AppendWaiter, place: int) -> None:

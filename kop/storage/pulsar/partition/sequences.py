@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 
 from kop.errors import ErrorCode, PeerError
 from kop.records.batch import MAX_SEQUENCE, BatchHeader, add_sequence
-from kop.storage.idempotence import Kind, ProducerWindow
+from kop.storage.idempotence import ProducerWindow
 
 EPOCH_SHIFT: Final = 47
 """The number of low bits of a sequence id, below the epoch."""
@@ -133,9 +133,9 @@ class SequenceWindow:
         nothing of the producer. Otherwise such a batch is sent if the window is `complete`, and else
         UNKNOWN_PRODUCER_ID.
         """
-        kind, original, error = self._window.check(header)
+        original, error = self._window.check(header)
         epoch, sequence = header.producer_epoch, header.base_sequence
-        if kind is Kind.NEW:
+        if original is None and error is None:
             return Verdict(epoch << EPOCH_SHIFT | (self._last + 1 if epoch == self.epoch else sequence))
         if original is not None:
             if self._refused and original.crc != header.crc:
