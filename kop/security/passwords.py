@@ -15,8 +15,7 @@ from typing import Final
 from kop import clock
 from kop.security.login_turns import LoginTurns
 from kop.security.sasl.exchange import ClientIdentity
-from kop.security.sasl.scram import SALT_BYTES
-from kop.security.users import LEAST_ITERATIONS, Mechanism, ScramCredential, Users
+from kop.security.users import LEAST_ITERATIONS, SALT_BYTES, Mechanism, ScramCredential, Users
 
 _AT_ONCE: Final = 2
 """Passwords that are hashed side by side: one takes milliseconds of a core."""

@@ -50,18 +50,14 @@ class SecurityState:
         self.acls = Acls()
         self.quotas = Quotas()
         self.tokens = DelegationTokens()
-        self._secret = b""
+        self.secret = b""
+        """Random bytes of the cluster, made with its state topic, that no client is told."""
         self._not_understood: set[bytes] = set()
         """The keys of records that are there and say nothing to this version of the gateway."""
         self._state_log = StateLog(engine, _TOPIC, wall_ms)
         self._follower: Follower | None = None
         self._following: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
-
-    @property
-    def secret(self) -> bytes:
-        """Random bytes of the cluster, made with its state topic, that no client is told."""
-        return self._secret
 
     def on_user_change(self, callback: Callable[[str], None]) -> None:
         """Call `callback` with the user's name after each change of a credential, by whichever broker."""
@@ -92,11 +88,11 @@ class SecurityState:
             raise InternalError(f"the topic {SECURITY_TOPIC} was not made by kop: delete it, or give it another name")
         self._follower = self._state_log.follower(0, self._take)
         await self._follower.catch_up()
-        if not self._secret:
+        if not self.secret:
             await self.write(self._new_secret)
 
     def _new_secret(self) -> Sequence[KeyValue]:
-        if self._secret:  # another broker was first
+        if self.secret:  # another broker was first
             return ()
         return [records.of_secret(bytes.fromhex(clock.token_hex(records.SECRET_BYTES)))]
 
@@ -171,7 +167,7 @@ class SecurityState:
             elif isinstance(entry, TokenEntry):
                 tokens[entry.id] = entry.token
             elif isinstance(entry, SecretEntry):
-                self._secret = entry.secret
+                self.secret = entry.secret
         self._not_understood = not_understood
         if everything:
             self.acls.replace(acl for acl, present in acls.items() if present)

@@ -14,9 +14,11 @@ from enum import IntEnum
 from typing import Final, TypeAlias
 
 from kop import clock
-from kop.security.sasl.scram import SALT_BYTES
 
+SALT_BYTES: Final = 20
+"""The bytes of a salt that is made here: an unknown user is told as many."""
 LEAST_ITERATIONS: Final = 4096
+"""The default of Kafka's tools, which an unknown user is told, too."""
 MOST_ITERATIONS: Final = 16_384
 """The iterations that Kafka takes."""
 

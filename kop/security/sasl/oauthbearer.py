@@ -33,14 +33,13 @@ class OAuthBearerExchange(IdentityExchange):
     """One login."""
 
     def __init__(self, check: TokenCheck) -> None:
-        super().__init__()
         self._check = check
 
     def step(self, token: bytes) -> bytes | Awaitable[bytes]:
         """Return the answer to the client's next message. AuthenticationError if the login has failed. If the token is
         refused the answer says so, and the client's next message makes the login fail.
         """
-        if self.identity is not None:
+        if self.principal is not None:
             raise AuthenticationError("a message of OAUTHBEARER behind the last one")
         if self.refusal is not None:
             wanted = "" if token == _READ_ON else "; the client had to answer with the byte 1"
@@ -57,7 +56,7 @@ class OAuthBearerExchange(IdentityExchange):
         self.claimed = identity.principal.partition(":")[2]
         if authorization and f"User:{authorization}" != identity.principal:
             raise AuthenticationError("the authorization id has to be empty or that of the token")
-        self.identity = identity
+        self.succeed(identity)
         return b""
 
 

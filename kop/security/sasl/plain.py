@@ -37,7 +37,6 @@ class PlainExchange(IdentityExchange):
         """`check_token` returns the identity in a Pulsar token that is given as password; without it such are passwords
         as any others.
         """
-        super().__init__()
         self._check = check
         self._check_token = check_token
 
@@ -45,18 +44,19 @@ class PlainExchange(IdentityExchange):
         """Check the user and password in the message, and return an awaitable of the empty answer. AuthenticationError
         if they are wrong.
         """
-        if self.identity is not None:
+        if self.principal is not None:
             raise AuthenticationError("a message of PLAIN behind the last one")
         self.claimed, password = _read(token)
         return self._log_in(self.claimed, password)
 
     async def _log_in(self, name: str, password: str) -> bytes:
         if self._check_token is not None and password.startswith(_TOKEN):
-            self.identity = await self._by_token(self._check_token, name, password.removeprefix(_TOKEN))
+            self.succeed(await self._by_token(self._check_token, name, password.removeprefix(_TOKEN)))
             return b""
-        self.identity = await self._check(name, password)
-        if self.identity is None:
+        identity = await self._check(name, password)
+        if identity is None:
             raise AuthenticationError("Authentication failed: Invalid username or password")
+        self.succeed(identity)
         return b""
 
     async def _by_token(self, check: TokenCheck, name: str, token: str) -> ClientIdentity:

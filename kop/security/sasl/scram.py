@@ -18,54 +18,21 @@ import hashlib
 import hmac
 import re
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-from kop.security.delegation_tokens import DelegationToken
-from kop.security.sasl.exchange import LONGEST_NAME, AuthenticationError, NamespaceClaim
+from kop.security.sasl.exchange import LONGEST_NAME, AuthenticationError, Exchange
+from kop.security.users import LEAST_ITERATIONS, SALT_BYTES, Mechanism, ScramCredential
 
-HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
+if TYPE_CHECKING:
+    from kop.security.token_logins import Bearers
+
+HASHES: Final = {mechanism.text: mechanism.hash_name for mechanism in Mechanism}
 """The hash function of each mechanism, by the names of `hashlib`."""
-SALT_BYTES: Final = 20
-"""The bytes of a salt that is made here: an unknown user is told as many."""
 LONGEST_MESSAGE: Final = 4096
 """The most bytes of a client's message: it is kept until the login ends."""
-LEAST_ITERATIONS: Final = 4096
-"""The iterations that an unknown user is told: the default of Kafka's tools."""
 _REFUSED: Final = "Authentication failed during authentication due to invalid credentials with SASL mechanism {}"
 _FIRST: Final = re.compile(r"([^,]*),(?:a=([^,]*))?,((?:m=[^,]*,)?n=([^,]*),r=([\x21-\x2b\x2d-\x7e]+))(?:,(.*))?", re.S)
 _FINAL: Final = re.compile(r"(c=([^,]*),r=([\x21-\x2b\x2d-\x7e]+)(?:,[^,]*)*?),p=([^,]*)", re.S)
-
-
-class ScramVerifier(Protocol):
-    """The values that a server keeps of a password."""
-
-    @property
-    def salt(self) -> bytes:
-        """Random bytes."""
-
-    @property
-    def stored_key(self) -> bytes:
-        """The hash of the client's key."""
-
-    @property
-    def server_key(self) -> bytes:
-        """The key by which the server shows that it knows the verifier."""
-
-    @property
-    def iterations(self) -> int:
-        """The number of times that the password was hashed."""
-
-
-class TokenLogins(Protocol):
-    """Delegation tokens, for logins by them."""
-
-    def valid(self, token_id: str) -> DelegationToken | None:
-        """Return the token of that id; None if there is none, or it has expired."""
-
-    async def verifier(self, mechanism: str, token_id: str, salt: bytes, host: str) -> ScramVerifier:
-        """Return the verifier by which the password of a token id is checked, also for an id that no token has, so that
-        clients cannot tell. `host` is the client's address.
-        """
 
 
 def _hmac(key: bytes, text: bytes, name: str) -> bytes:
@@ -76,7 +43,7 @@ def _xor(left: bytes, right: bytes) -> bytes:
     return bytes(a ^ b for a, b in zip(left, right, strict=True))
 
 
-class ScramExchange:
+class ScramExchange(Exchange):
     """One login. `find` returns the verifier of a user, `secret` is the same on all brokers, `nonce` is fresh. `tokens`
     of None: no client logs in by a delegation token. `host` is the client's address.
     """
@@ -84,18 +51,13 @@ class ScramExchange:
     def __init__(
         self,
         mechanism: str,
-        find: Callable[[str], ScramVerifier | None],
+        find: Callable[[str], ScramCredential | None],
         secret: bytes,
         nonce: str,
-        tokens: TokenLogins | None = None,
+        tokens: Bearers | None = None,
         host: str = "",
     ) -> None:
         self._host = host
-        self.principal: str | None = None
-        self.is_by_token = False
-        self.claim: NamespaceClaim | None = None
-        self.expires_ms: int | None = None
-        self.refusal: str | None = None
         self._mechanism = mechanism
         self._hash = HASHES[mechanism]
         self._find = find
@@ -105,9 +67,8 @@ class ScramExchange:
         self._of_client = ""
         """The client's own part of the nonce."""
         self._name = ""
-        self.claimed: str | None = None
         self._header = ""
-        self._verifier: ScramVerifier | None = None
+        self._verifier: ScramCredential | None = None
         self._first = ""
         """The first messages of both sides, of which the proof is made; empty before."""
 
