@@ -14,7 +14,7 @@ from handlers.token_steps import TokenLogin
 from kop.errors import ErrorCode, PeerError
 from kop.security.delegation_tokens import DelegationToken, DelegationTokens, TokenIssuer
 from kop.security.passwords import checks_at_once
-from kop.security.records import TokenEntry, of_token, parsed
+from kop.security.records import Entry, of_token, parsed
 from kop.security.sasl.exchange import AuthenticationError
 from kop.security.sasl.scram import ScramExchange
 from kop.security.token_logins import Bearers
@@ -131,8 +131,8 @@ def test_a_change_is_told_once() -> None:
 
 def test_a_record_has_no_secret_and_is_read_back() -> None:
     key, value = of_token("id", TOKEN)
-    assert parsed(key, value) == TokenEntry("id", TOKEN)
-    assert parsed(*of_token("id", None)) == TokenEntry("id", None)
+    assert parsed(key, value) == Entry("token", "id", TOKEN)
+    assert parsed(*of_token("id", None)) == Entry("token", "id", None)
     assert value is not None
     fields = json.loads(value)
     assert set(fields) == {"owner", "requester", "renewers", "issued_ms", "expires_ms", "ends_ms"}
