@@ -16,7 +16,6 @@ from kop.address import parse_address
 from kop.cli import functions_admin, lines
 from kop.cli.common import (
     CliUsageError,
-    Command,
     Ordered,
     StopSignals,
     client_id,
@@ -24,6 +23,7 @@ from kop.cli.common import (
     fail,
     json_option,
     note,
+    options,
     print_json,
     print_table,
     quiet_client,
@@ -96,23 +96,24 @@ def command() -> None:
     """Run Pulsar's Python functions on the topics of any Kafka server."""
 
 
-def connection_options(command: Command) -> Command:
-    """Add the flags that say where Kafka is: --client-config, --topic-namespace, --bootstrap, and --debug."""
-    command = server_option(command)
-    command = click.option(
-        "--topic-namespace",
-        metavar="TENANT/NAMESPACE",
-        default="public/default",
-        show_default=True,
-        help="Pulsar's namespace whose topics are the server's, if it has no namespaces.",
-    )(command)
-    return click.option(
+connection_options = options(
+    click.option(
         "--client-config",
         metavar="FILE",
         envvar="KOP_CLIENT_CONFIG",
         type=click.Path(exists=True, dir_okay=False),
         help="Kafka's client properties, TLS and SASL too. Its bootstrap.servers wins over --bootstrap.",
-    )(command)
+    ),
+    click.option(
+        "--topic-namespace",
+        metavar="TENANT/NAMESPACE",
+        default="public/default",
+        show_default=True,
+        help="Pulsar's namespace whose topics are the server's, if it has no namespaces.",
+    ),
+    server_option,
+)
+"""Adds the flags that say where Kafka is: --client-config, --topic-namespace, --bootstrap, and --debug."""
 
 
 @command.command("localrun", epilog=LOCALRUN_EPILOG, short_help="Run a function here until Ctrl-C.")
@@ -494,11 +495,5 @@ def _state_shown(value: Any) -> Any:
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
 
 
-for _member in (
-    *(functions_admin.workers, functions_admin.create, functions_admin.update, functions_admin.get),
-    *(functions_admin.list_functions, functions_admin.delete, functions_admin.history),
-    *(functions_admin.upload, functions_admin.download),
-    *(functions_admin.status, functions_admin.stats, functions_admin.start, functions_admin.stop),
-    *(functions_admin.restart, functions_admin.trigger, functions_admin.query_state, functions_admin.put_state),
-):
+for _member in functions_admin.COMMANDS:
     command.add_command(_member)

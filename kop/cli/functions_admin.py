@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import click
 
-from kop.cli.common import CliUsageError, fail, json_option, note, print_json, print_table
+from kop.cli.common import CliUsageError, fail, json_option, note, print_json, print_rows, print_table
 from kop.cli.functions_flags import (
     admin_options,
     config_file,
@@ -162,13 +163,11 @@ def get(worker: WorkerRest, fqfn: str, as_json: bool) -> None:
 @json_option
 def list_functions(worker: WorkerRest, tenant: str, namespace: str, as_json: bool) -> None:
     """List the functions of a namespace, and how many of their instances run."""
-    from urllib.parse import quote
-
     rows = []
     for name in worker.send("GET", f"/admin/v3/functions/{quote(tenant)}/{quote(namespace)}").json():
         status = worker.function("GET", f"{tenant}/{namespace}/{name}", "/status").json()
         rows.append({"function": name, "running": status["numRunning"], "instances": status["numInstances"]})
-    _print(rows, as_json, [("function", "FUNCTION"), ("running", ">RUNNING"), ("instances", ">INSTANCES")])
+    print_rows(rows, as_json, {"function": "FUNCTION", "running": ">RUNNING", "instances": ">INSTANCES"})
 
 
 @click.command("delete", short_help="Delete a function.")
@@ -275,21 +274,18 @@ def status(worker: WorkerRest, fqfn: str, instance_id: int | None, as_json: bool
     if as_json:
         print_json(rows)
         return
-    columns = [
-        ("instance", ">INSTANCE"),
-        ("running", "RUNNING"),
-        ("worker", "WORKER"),
-        ("since_ms", "SINCE"),
-        ("received", ">RECEIVED"),
-        ("processed", ">PROCESSED"),
-        ("exceptions", ">EXCEPTIONS"),
-        ("lag", ">LAG"),
-        ("restarts", ">RESTARTS"),
-    ]
-    shown = [
-        row | {"running": "yes" if row["running"] else "no", "since_ms": iso_time(row["since_ms"])} for row in rows
-    ]
-    _print(shown, False, columns)
+    columns = {
+        "instance": ">INSTANCE",
+        "running": "RUNNING",
+        "worker": "WORKER",
+        "since_ms": "SINCE",
+        "received": ">RECEIVED",
+        "processed": ">PROCESSED",
+        "exceptions": ">EXCEPTIONS",
+        "lag": ">LAG",
+        "restarts": ">RESTARTS",
+    }
+    print_rows([row | {"since_ms": iso_time(row["since_ms"])} for row in rows], False, columns)
     for row in rows:
         _print_troubles(row)
     if rows and (loop := rows[0]["loop"]) is not None:
@@ -352,22 +348,19 @@ def stats(worker: WorkerRest, fqfn: str, instance_id: int | None, as_json: bool)
     for row in rows:
         row |= {"last_ms": iso_time(row["last_ms"])}
         row |= {name: _milliseconds(row[name]) for name in ("average_ms", "average_ms_1min")}
-    _print(
-        rows,
-        False,
-        [
-            ("instance", ">INSTANCE"),
-            ("received", ">RECEIVED"),
-            ("processed", ">PROCESSED"),
-            ("user_exceptions", ">USER EXC."),
-            ("system_exceptions", ">SYSTEM EXC."),
-            ("average_ms", ">AVG MS"),
-            ("received_1min", ">RECEIVED 1M"),
-            ("processed_1min", ">PROCESSED 1M"),
-            ("average_ms_1min", ">AVG MS 1M"),
-            ("last_ms", "LAST"),
-        ],
-    )
+    columns = {
+        "instance": ">INSTANCE",
+        "received": ">RECEIVED",
+        "processed": ">PROCESSED",
+        "user_exceptions": ">USER EXC.",
+        "system_exceptions": ">SYSTEM EXC.",
+        "average_ms": ">AVG MS",
+        "received_1min": ">RECEIVED 1M",
+        "processed_1min": ">PROCESSED 1M",
+        "average_ms_1min": ">AVG MS 1M",
+        "last_ms": "LAST",
+    }
+    print_rows(rows, False, columns)
     metrics = [(row["instance"], name, f"{value:g}") for row in rows for name, value in row["user_metrics"].items()]
     if metrics:
         click.echo()
@@ -441,8 +434,6 @@ def _text_or_base64(name: str, data: bytes | None) -> dict[str, str | None]:
 @json_option
 def query_state(worker: WorkerRest, fqfn: str, key: str, partition: int | None, as_json: bool) -> None:
     """Print a value of the state of a function: a text, a number, or base64 of bytes."""
-    from urllib.parse import quote
-
     value = worker.function("GET", fqfn, f"/state/{quote(key, safe='')}{_of(partition)}").json()
     if as_json:
         print_json(value)
@@ -460,8 +451,6 @@ def query_state(worker: WorkerRest, fqfn: str, key: str, partition: int | None, 
 @admin_options
 def put_state(worker: WorkerRest, fqfn: str, state: str, partition: int | None) -> None:
     """Set a value of the state of a function."""
-    from urllib.parse import quote
-
     from kop.cli.functions_rest import FormPart
 
     try:
@@ -507,8 +496,6 @@ def upload(worker: WorkerRest, source_file: str, path: str) -> None:
 @admin_options
 def download(worker: WorkerRest, fqfn: str | None, path: str | None, destination_file: str) -> None:
     """Write the code of a function, or what was uploaded to --path, to a file."""
-    from urllib.parse import quote
-
     if (fqfn is None) is (path is None):
         raise CliUsageError("name a function, or give --path")
     if fqfn is not None:
@@ -534,8 +521,6 @@ def workers(worker: WorkerRest, rebalance: bool, drain: str | None, undrain: str
     A worker that is drained has none until --undrain, or until it has ended and started again. The last one that is
     not cannot be drained.
     """
-    from urllib.parse import quote
-
     if rebalance:
         worker.send("PUT", "/admin/v2/worker/rebalance")
         note("the instances are being dealt anew")
@@ -567,21 +552,15 @@ def workers(worker: WorkerRest, rebalance: bool, drain: str | None, undrain: str
         row | {name: said[row[name]] for name, said in words.items()} | {"instances": len(row["instances"])}
         for row in rows
     ]
-    columns = [("worker", "WORKER"), ("address", "ADDRESS"), ("leader", "LEADS"), ("drained", "DRAINED")]
-    _print(shown, False, [*columns, ("instances", ">INSTANCES")])
-
-
-# -- output
-
-
-def _print(rows: Sequence[Mapping[str, Any]], as_json: bool, columns: Iterable[tuple[str, str]]) -> None:
-    """Print rows as a table, whose `columns` are pairs of a field and the head above it; or as JSON."""
-    if as_json:
-        print_json(rows)
-        return
-    fields = list(columns)
-    print_table([head for _, head in fields], [[row[name] for name, _ in fields] for row in rows])
+    columns = {"worker": "WORKER", "address": "ADDRESS", "leader": "LEADS", "drained": "DRAINED"}
+    print_rows(shown, False, columns | {"instances": ">INSTANCES"})
 
 
 def _milliseconds(value: float | None) -> str | None:
     return None if value is None else f"{value:.3g}"
+
+
+COMMANDS = (
+    *(workers, create, update, get, list_functions, delete, history, upload, download, status, stats, start, stop),
+    *(restart, trigger, query_state, put_state),
+)

@@ -14,7 +14,7 @@ from kop.cli.common import Ordered, quiet_client, servers
 from kop.cli.functions import connection_options, read_connection
 from kop.cli.mesh_definitions import checked_mesh, name_of
 from kop.cli.mesh_files import code_option, cores_of
-from kop.cli.spark import checked_settings, given_settings, spark_environment
+from kop.cli.spark import conf_option, given_settings, spark_environment
 
 EPILOG = """\b
 Examples:
@@ -60,14 +60,7 @@ Examples:
     help="Where checkpoints of sources and sinks are. Default: ~/.local/share/kop/meshes.",
 )
 @click.option("--master", metavar="URL", help="Where Spark runs: spark://HOST:7077, or local[4]. Default: here.")
-@click.option(
-    "--conf",
-    "settings",
-    multiple=True,
-    metavar="NAME=VALUE",
-    callback=lambda _context, _option, settings: checked_settings(settings),
-    help="A setting of Spark; may be repeated.",
-)
+@conf_option
 @code_option
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON to stdout for each change of a state.")
 @connection_options

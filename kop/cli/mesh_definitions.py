@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,14 +94,9 @@ def name_of(mesh: str) -> str:
     """
     from kop.functions.topics import TopicNames
     from kop.mesh import records
-    from kop.mesh.file import read_mesh, text_of
-    from kop.mesh.nodes import MeshError
 
     if Path(mesh).is_file():
-        try:
-            return read_mesh(text_of(mesh), mesh, TopicNames(has_namespaces=True)).full_name
-        except MeshError as error:
-            raise CliUsageError(str(error)) from None
+        return _read_file(mesh, TopicNames(has_namespaces=True))[0].full_name
     if mesh.endswith((".yaml", ".yml")):
         raise CliUsageError(f"{mesh}: there is no such file")
     if mesh.count("/") not in {0, 2} or not all(mesh.split("/")):
@@ -195,7 +191,7 @@ def update(
         if is_applied:
             if not yes:
                 click.confirm(f"Change {mesh.full_name}?", abort=True, err=True)
-            given = there if revision is None else _with_revision(there, revision)
+            given = there if revision is None else replace(there, revision=revision)
             answer = _granted(asking.apply(mesh.full_name, wanted, packages, given))
         if as_json:
             now = there.revision if answer is None else answer.revision
@@ -206,22 +202,19 @@ def update(
             click.echo(f"{mesh.full_name}: nothing changes")
 
 
-def _with_revision(there: MeshDefinition, revision: int) -> MeshDefinition:
-    from dataclasses import replace
-
-    return replace(there, revision=revision)
-
-
 def _there(server: AskedServer, name: str) -> tuple[MeshDefinition, dict[str, Definition]]:
     from kop.functions.topic_requests import read_definitions
 
     meshes, functions = read_definitions(server.settings, server.patience)
+    return existing(meshes, name), functions
+
+
+def existing(meshes: Mapping[str, MeshDefinition], name: str) -> MeshDefinition:
+    """Return the mesh of that full name; the command ends, with the names of some, if there is none."""
     if name not in meshes:
         known = ", ".join(sorted(meshes)[:5])
-        fail(
-            f"there is no mesh {name}" + (f"; there is {known}" if known else "; kop mesh run FILE makes the first one")
-        )
-    return meshes[name], functions
+        fail(f"there is no mesh {name}; {f'there is {known}' if known else 'kop mesh run FILE makes the first one'}")
+    return meshes[name]
 
 
 def _changes(there: MeshDefinition, text: str, server: AskedServer) -> list[dict[str, Any]]:
@@ -353,14 +346,11 @@ def delete(bootstrap: str, client_config: str | None, topic_namespace: str, mesh
             fail(f"{name} runs: kop mesh stop {name} first")
         answer = _granted(asking.change("delete", name, there.revision))
         if read_reports(settings, patience):
-            topic = KeyedTopic(settings, records.TOPIC, patience)
-            try:
+            with closing(KeyedTopic(settings, records.TOPIC, patience)) as topic:
                 left = records.decode(topic.read().get(records.key(records.GROUPS, name), b""))
                 _clean(server, {str(group) for part, group in left.items() if part not in there.parts})
                 kinds = (records.REPORT, records.LAYOUT, records.GROUPS)
                 topic.put({records.key(kind, name): None for kind in kinds})
-            finally:
-                topic.close()
         _done(name, "deleted; its topics and the state of its functions are still there", answer, as_json)
 
 
@@ -376,15 +366,12 @@ def _clean(server: AskedServer, groups: set[str]) -> None:
     meshes, functions = read_definitions(server.settings, server.patience)
     groups -= {definition.spec.group for definition in functions.values()}
     groups -= {part for mesh in meshes.values() for part in mesh.parts}
-    writer = WriteClient(server.settings, server.patience)
-    try:
+    with closing(WriteClient(server.settings, server.patience)) as writer:
         for group in sorted(groups):
             try:
                 writer.delete_group(group)
             except KafkaError as error:
                 note(f"its offsets are still there: kop groups delete {group} ({error!r})")
-    finally:
-        writer.close()
 
 
 @click.command("get", short_help="Print the file of a mesh as it is defined.")

@@ -103,7 +103,6 @@ def live_mesh(settings: dict[str, Any], patience: float, name: str) -> Live:
 
     def look() -> tuple[str, str, Mapping[str, Any]]:
         shown = ShownMesh(settings, patience, name)
-        assert shown.definition is not None
         mesh = defined_mesh(shown.definition)
         flows = {
             (edge["topic"], edge["part"].rpartition("/")[2]): Flow(edge["rate"], edge["lag"]) for edge in shown.edges()

@@ -6,6 +6,7 @@ Owns: these reads. Must not know: what is shown of it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 from kop import clock
@@ -18,11 +19,8 @@ def read_reports(settings: Mapping[str, Any], patience: float) -> dict[str, dict
     from kop.client.keyed_topic import KeyedTopic
     from kop.mesh import records
 
-    topic = KeyedTopic(settings, records.TOPIC, patience)
-    try:
+    with closing(KeyedTopic(settings, records.TOPIC, patience)) as topic:
         there = {records.split_key(key): value for key, value in topic.read().items()}
-    finally:
-        topic.close()
     return {name: records.decode(value) for (kind, name), value in there.items() if kind == records.REPORT}
 
 

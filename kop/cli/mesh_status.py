@@ -7,14 +7,15 @@ Must not know: how meshes run.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from kop import clock
-from kop.cli.common import fail, json_option, print_json, print_table, quiet_client
+from kop.cli.common import json_option, print_json, print_rows, print_table, quiet_client
 from kop.cli.functions import connection_options, read_connection
-from kop.cli.mesh_definitions import mesh_argument, name_of
+from kop.cli.mesh_definitions import existing, mesh_argument, name_of
 from kop.cli.mesh_reports import is_driven, read_reports, state_of
 from kop.cli.times import iso_time
 
@@ -33,12 +34,8 @@ class ShownMesh:
         meshes, _ = read_definitions(settings, patience)
         reports = read_reports(settings, patience)
         self.name = name
-        self.definition = meshes.get(name)
+        self.definition = existing(meshes, name)
         self.report: Mapping[str, Any] = reports.get(name, {})
-        if self.definition is None:
-            known = sorted(meshes)
-            hint = f"; there is {', '.join(known[:5])}" if known else "; kop mesh run FILE makes the first one"
-            fail(f"there is no mesh {name}{hint}")
         self.state = shown_state(self.definition, self.report)
         self.lags = _lags(settings, patience, self.report)
 
@@ -47,7 +44,6 @@ class ShownMesh:
         as definition, report and offsets had them when this object was made.
         """
         report, state = self.report, self.state
-        assert self.definition is not None
         components = {part["name"]: part for part in report.get("components", ())}
         parts = [
             {
@@ -129,13 +125,13 @@ def _at(place: Sequence[Any] | None) -> dict[str, Any] | None:
     return None if not place else dict(zip(("topic", "partition", "offset"), place, strict=True))
 
 
-def shown_state(definition: MeshDefinition | None, report: Mapping[str, Any]) -> str:
+def shown_state(definition: MeshDefinition, report: Mapping[str, Any]) -> str:
     """Return the state of a mesh as of now, in a word: `stopped` if it was stopped and does not run any more, else that
     of its report, and `waiting` if no driver has run it.
     """
     from kop.mesh import records
 
-    if definition is not None and definition.is_stopped and state_of(report) not in {records.RUNNING}:
+    if definition.is_stopped and state_of(report) != records.RUNNING:
         return records.STOPPED
     return state_of(report) or records.WAITING
 
@@ -180,9 +176,11 @@ def _lags(settings: Mapping[str, Any], patience: float, report: Mapping[str, Any
     topics = {topic for _, inputs in reading for topic in inputs}
     if not topics:
         return {}
-    reader, writer = ReadClient(settings, int(patience * 1000)), WriteClient(settings, patience)
     lags: dict[tuple[str, str], int] = {}
-    try:
+    with (
+        closing(ReadClient(settings, int(patience * 1000))) as reader,
+        closing(WriteClient(settings, patience)) as writer,
+    ):
         places = [(name, number) for name, topic in reader.topics(topics).items() for number in topic.leaders]
         ends = reader.list_offsets(dict.fromkeys(places, LATEST), 1)
         for part, inputs in reading:
@@ -192,9 +190,6 @@ def _lags(settings: Mapping[str, Any], patience: float, report: Mapping[str, Any
                 lags[part["name"], topic] = sum(
                     max(0, ends[place] - done.get(place, (0, ""))[0]) for place in own if place[0] == topic
                 )
-    finally:
-        reader.close()
-        writer.close()
     return lags
 
 
@@ -332,10 +327,8 @@ def list_meshes(bootstrap: str, client_config: str | None, topic_namespace: str,
         }
         for name, definition in sorted(meshes.items())
     ]
-    if as_json:
-        print_json(rows)
-    else:
-        print_table(["MESH", "STATE", ">REVISION", "HOST", ">PARTS"], [tuple(row.values()) for row in rows])
+    columns = {"mesh": "MESH", "state": "STATE", "revision": ">REVISION", "host": "HOST", "parts": ">PARTS"}
+    print_rows(rows, as_json, columns)
 
 
 COMMANDS = (list_meshes, status, stats)

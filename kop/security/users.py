@@ -39,6 +39,10 @@ class Mechanism(IntEnum):
         """The name of the hash function for `hashlib` and `hmac`."""
         return "sha256" if self is Mechanism.SCRAM_SHA_256 else "sha512"
 
+    def salted(self, password: str, salt: bytes, iterations: int) -> bytes:
+        """Return the hash of a password, made so many times; it takes milliseconds."""
+        return hashlib.pbkdf2_hmac(self.hash_name, password.encode(), salt, iterations)
+
 
 @dataclass(frozen=True, slots=True)
 class ScramCredential:
@@ -58,8 +62,7 @@ class ScramCredential:
         """
         if salt is None:
             salt = bytes.fromhex(clock.token_hex(SALT_BYTES))
-        salted = hashlib.pbkdf2_hmac(mechanism.hash_name, password.encode(), salt, iterations)
-        return cls.of_salted(mechanism, salted, iterations, salt)
+        return cls.of_salted(mechanism, mechanism.salted(password, salt, iterations), iterations, salt)
 
     @classmethod
     def of_salted(cls, mechanism: Mechanism, salted: bytes, iterations: int, salt: bytes) -> ScramCredential:
