@@ -20,13 +20,16 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn, TextIO, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeAlias, TypeVar
 
 import click
 
 from kop import clock
 from kop.address import Address, parse_address
 from kop.errors import ConfigError, ErrorCode
+
+if TYPE_CHECKING:
+    from kop.client.properties import ConnectionProperties
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 _OF_SECURITY = ("security_", "ssl_", "sasl_")
@@ -134,19 +137,27 @@ def _remember_debug(context: click.Context, _: click.Parameter, value: bool) -> 
 def _remember_connection(context: click.Context, _: click.Parameter, value: str | None) -> None:
     if value is None or context.resilient_parsing:
         return
+    properties, made = read_client_config(value, DEFAULT_BOOTSTRAP)
+    meta = context.find_root().meta
+    meta["kop.security"] = {name: it for name, it in made.settings.items() if name.startswith(_OF_SECURITY)}
+    meta["kop.servers"] = properties.get("bootstrap.servers")
+
+
+def read_client_config(file: str | None, servers: str) -> tuple[Mapping[str, str], ConnectionProperties]:
+    """Return the properties of a file, none if there is no file, and the connection that they describe, to `servers`
+    unless the file names others. Properties that have no effect are told on stderr. A usage error if one is wrong.
+    """
     from kop.client.errors import ClientError
     from kop.client.properties import connection, read_properties
 
     try:
-        properties = read_properties(value)
-        made = connection({"bootstrap.servers": DEFAULT_BOOTSTRAP} | properties, client_id())
+        properties = {} if file is None else read_properties(file)
+        made = connection({"bootstrap.servers": servers} | properties, client_id())
     except ClientError as error:
-        raise CliUsageError(f"{value}: {error}") from None
+        raise CliUsageError(str(error) if file is None else f"{file}: {error}") from None
     if made.unused:
-        note(f"{value}: {', '.join(made.unused)} has nothing to do with a connection, and no effect")
-    meta = context.find_root().meta
-    meta["kop.security"] = {name: it for name, it in made.settings.items() if name.startswith(_OF_SECURITY)}
-    meta["kop.servers"] = properties.get("bootstrap.servers")
+        note(f"{file}: {', '.join(made.unused)} has nothing to do with a connection, and no effect")
+    return properties, made
 
 
 def security() -> dict[str, Any]:
@@ -245,6 +256,15 @@ def pairs(values: Sequence[str], option: str) -> dict[str, str]:
 
 
 # -- errors
+
+
+@contextlib.contextmanager
+def naming(option: str) -> Iterator[None]:
+    """End the command with a usage error that names the option if the block raises a ValueError."""
+    try:
+        yield
+    except ValueError as error:
+        raise CliUsageError(f"{option}: {error}") from None
 
 
 def quiet_client() -> None:

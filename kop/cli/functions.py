@@ -18,16 +18,17 @@ from kop.cli.common import (
     CliUsageError,
     Ordered,
     StopSignals,
-    client_id,
     debug_option,
     fail,
     json_option,
+    naming,
     note,
     options,
     print_json,
     print_table,
     quiet_client,
     reach,
+    read_client_config,
     server_option,
     servers,
 )
@@ -209,19 +210,7 @@ def read_connection(bootstrap: str, client_config: str | None) -> tuple[dict[str
     Properties of the file that have no effect, and the servers in question, are told on stderr. A usage error if a
     property is wrong; the command ends if no server accepts a connection.
     """
-    from kop.client.errors import ClientError
-    from kop.client.properties import connection, read_properties
-
-    given = {"bootstrap.servers": ",".join(servers(bootstrap))}
-    try:
-        if client_config is not None:
-            given |= read_properties(client_config)
-        made = connection(given, client_id())
-    except ClientError as error:
-        where = "" if client_config is None else f"{client_config}: "
-        raise CliUsageError(f"{where}{error}") from None
-    if made.unused:
-        note(f"{client_config}: {', '.join(made.unused)} has nothing to do with a connection, and no effect")
+    _, made = read_client_config(client_config, ",".join(servers(bootstrap)))
     addresses = ",".join(made.settings["bootstrap_servers"])
     if client_config is not None:
         note(f"connecting to {addresses} by {made.settings.get('security_protocol', 'PLAINTEXT')}")
@@ -296,14 +285,10 @@ def worker(
     **options: Any,
 ) -> None:
     """Run a worker: it has its share of the functions of the cluster, and answers `kop functions` and pulsar-admin."""
-    try:
+    with naming("--listen"):
         address = parse_address(listen)
-    except ValueError as error:
-        raise CliUsageError(f"--listen: {error}") from None
-    try:
+    with naming("--advertise"):
         announced = None if advertise is None else parse_address(advertise)
-    except ValueError as error:
-        raise CliUsageError(f"--advertise: {error}") from None
     if announced is not None and announced.host in {"", "0.0.0.0", "::"}:
         raise CliUsageError(f"--advertise: {advertise} is no address that others reach: name a host")
     token = read_token(token_file)

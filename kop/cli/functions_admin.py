@@ -6,7 +6,6 @@ Must not know: how a worker does what it is asked for.
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from kop.cli.functions_flags import (
     given_flags,
     instance_option,
 )
+from kop.cli.lines import shown as shown_bytes
 from kop.cli.times import iso_time
 
 if TYPE_CHECKING:
@@ -409,21 +409,11 @@ def trigger(
     answer = worker.function("POST", fqfn, "/trigger", form=form)
     output = None if answer.status == 204 else answer.body
     if as_json:
-        print_json(_text_or_base64("output", output))
+        print_json(shown_bytes("output", output))
     elif output is None:
         note("the message is done; it gave no output")
     else:
         click.echo(output)
-
-
-def _text_or_base64(name: str, data: bytes | None) -> dict[str, str | None]:
-    """Return bytes as a field of JSON, as `kop consume --json` does: NAME with a text, or NAME_base64 if they are no
-    UTF-8.
-    """
-    try:
-        return {name: None if data is None else data.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(data or b"").decode()}
 
 
 @click.command("querystate", short_help="Print a value of the state of a function.")

@@ -9,7 +9,6 @@ import click
 
 from kop.cli import completion
 from kop.cli.common import (
-    CliUsageError,
     Ordered,
     admin,
     bold,
@@ -18,6 +17,7 @@ from kop.cli.common import (
     fail_if_any,
     json_option,
     named,
+    naming,
     note,
     print_blocks,
     print_rows,
@@ -333,14 +333,9 @@ def _timestamp(target: str, value: Any) -> int | None:
     """Return the time in ms since the epoch that a target of reset-offsets means; None if the target is no time. A
     usage error if `value` is none.
     """
-    try:
-        if target == "to_datetime":
-            return parse_datetime(value)
-        if target == "by_duration":
-            return parse_duration(value)
-    except ValueError as error:
-        raise CliUsageError(f"--{target.replace('_', '-')}: {error}") from None
-    return None
+    parse = {"to_datetime": parse_datetime, "by_duration": parse_duration}.get(target)
+    with naming(f"--{target.replace('_', '-')}"):
+        return None if parse is None else parse(value)
 
 
 def _times(client: Any, keys: Sequence[Any], timestamp: int) -> dict[Any, int]:

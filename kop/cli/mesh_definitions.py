@@ -20,7 +20,7 @@ from kop import clock
 from kop.cli.common import CliError, CliUsageError, fail, json_option, note, print_json, print_table
 from kop.cli.functions import connection_options
 from kop.cli.mesh_files import AskedServer, asked_server, check_file, code_option, facts_of
-from kop.cli.mesh_reports import is_driven, read_reports, report_of, state_of
+from kop.cli.mesh_reports import is_driven, read_reports, state_of
 
 if TYPE_CHECKING:
     from kop.functions.definitions import Definition, LeaderAnswer, MeshDefinition
@@ -254,7 +254,7 @@ def _changed(
     with _requests(server) as asking:
         there, _ = _there(server, name)
         answer = _granted(asking.change(kind, name, there.revision, part))
-        report = report_of(server.settings, server.patience, name)
+        report = read_reports(server.settings, server.patience).get(name)
         if kind == "stop":
             _wait_until_stopped(server.settings, server.patience, name, part, answer.revision)
         elif not is_driven(report):
@@ -270,7 +270,7 @@ def _wait_until_stopped(settings: dict[str, Any], patience: float, name: str, pa
 
     end = clock.monotonic() + STOP_SECONDS
     while clock.monotonic() < end:
-        report = report_of(settings, patience, name)
+        report = read_reports(settings, patience).get(name)
         if not is_driven(report) or state_of(report) not in {records.RUNNING, records.STARTING}:
             return
         if part and report and state_of(report) == records.RUNNING and (report.get("revision") or 0) >= (revision or 0):
@@ -279,9 +279,9 @@ def _wait_until_stopped(settings: dict[str, Any], patience: float, name: str, pa
     fail(f"{part or name} was asked to stop, and has not within {STOP_SECONDS:g} s: a call takes long")
 
 
-def _state_change(kind: str, done: str, short: str, text: str) -> click.Command:
+def _state_change(kind: str, done: str, short: str, text: str, whole: str = "") -> click.Command:
     """Return the command `kop mesh KIND`, which asks for a change of a mesh, or of one part of it; `done` says what has
-    become of that then, `short` and `text` are its help.
+    become of that then, `whole` what goes before it for a whole mesh, `short` and `text` are its help.
     """
 
     @click.command(kind, short_help=short, help=text)
@@ -292,7 +292,7 @@ def _state_change(kind: str, done: str, short: str, text: str) -> click.Command:
     def change(
         bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, part: str, as_json: bool
     ) -> None:
-        what = f"{part} {done}" if part else done
+        what = f"{part or whole} {done}".lstrip()
         _changed(kind, what, mesh, part, as_json, (bootstrap, client_config, topic_namespace))
 
     return change
@@ -315,17 +315,13 @@ stop = _state_change(
 )
 
 
-@click.command("restart", short_help="Start the queries of a mesh again, or that of one part.")
-@mesh_argument
-@part_argument
-@json_option
-@connection_options
-def restart(
-    bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, part: str, as_json: bool
-) -> None:
-    """Start the queries of a mesh again: all, or the one with PART. What they have begun is committed first."""
-    what = f"{part or 'all parts'} will start again in a moment"
-    _changed("restart", what, mesh, part, as_json, (bootstrap, client_config, topic_namespace))
+restart = _state_change(
+    "restart",
+    "will start again in a moment",
+    "Start the queries of a mesh again, or that of one part.",
+    "Start the queries of a mesh again: all, or the one with PART. What they have begun is committed first.",
+    whole="all parts",
+)
 
 
 @click.command("delete", short_help="Forget a mesh that does not run, with its offsets.")
@@ -341,7 +337,7 @@ def delete(bootstrap: str, client_config: str | None, topic_namespace: str, mesh
     settings, patience = server.settings, server.patience
     with _requests(server) as asking:
         there, _ = _there(server, name)
-        report = report_of(settings, patience, name)
+        report = read_reports(settings, patience).get(name)
         if is_driven(report) and state_of(report) in {records.RUNNING, records.STARTING}:
             fail(f"{name} runs: kop mesh stop {name} first")
         answer = _granted(asking.change("delete", name, there.revision))

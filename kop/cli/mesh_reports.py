@@ -24,11 +24,6 @@ def read_reports(settings: Mapping[str, Any], patience: float) -> dict[str, dict
     return {name: records.decode(value) for (kind, name), value in there.items() if kind == records.REPORT}
 
 
-def report_of(settings: Mapping[str, Any], patience: float, name: str) -> dict[str, Any] | None:
-    """Return the last report of a mesh; None if no driver has written one."""
-    return read_reports(settings, patience).get(name)
-
-
 def state_of(report: Mapping[str, Any] | None) -> str:
     """Return the state of a mesh as of now by its report: `gone` if its driver was running or starting and has said
     nothing for more than 10 s. Empty if there is no report.
@@ -42,8 +37,5 @@ def is_driven(report: Mapping[str, Any] | None) -> bool:
     """Return if a driver has written this report in the last 10 s, in whatever state the mesh is."""
     from kop.mesh import records
 
-    return (
-        bool(report)
-        and report is not None
-        and clock.wall_ms() - int(report.get("at_ms", 0)) <= records.SILENT_SECONDS * 1000
-    )
+    silent_ms = clock.wall_ms() - int((report or {}).get("at_ms", 0))
+    return bool(report) and silent_ms <= records.SILENT_SECONDS * 1000

@@ -292,10 +292,7 @@ def _stats_of(part: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": part["name"],
         "kind": part["kind"],
-        "received": part.get("received", 0),
-        "processed": part.get("processed", 0),
-        "user_exceptions": part.get("user_exceptions", 0),
-        "system_exceptions": part.get("system_exceptions", 0),
+        **{name: part.get(name, 0) for name in ("received", "processed", "user_exceptions", "system_exceptions")},
         "average_ms": _average(part, ""),
         "rate": part.get("rate", 0.0),
         "received_1min": part.get("received_1min", 0),

@@ -282,12 +282,8 @@ def _older(url: str | None, names: Sequence[str]) -> dict[tuple[str, int], int]:
     asked = url or configured_url(config)
     if not asked or config.kop_pulsar_offsets == "packed":
         return {}
-
-    async def count(rest: Any) -> dict[tuple[str, int], int]:
-        return await older_entries_of(rest, names, config.kop_pulsar_namespace)
-
     try:
-        return ask(asked, config, count)
+        return ask(asked, config, lambda rest: older_entries_of(rest, names, config.kop_pulsar_namespace))
     except CliError as error:
         if url:
             raise

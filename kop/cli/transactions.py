@@ -10,7 +10,6 @@ import click
 from kop import clock
 from kop.cli import completion
 from kop.cli.common import (
-    CliUsageError,
     Ordered,
     admin,
     bold,
@@ -18,6 +17,7 @@ from kop.cli.common import (
     client,
     fail_if_any,
     json_option,
+    naming,
     note,
     print_blocks,
     print_rows,
@@ -56,10 +56,8 @@ def list_transactions(bootstrap: str, only_open: bool, longer_than: str | None, 
     """List transactional ids with the states of their transactions."""
     longer_ms = None
     if longer_than is not None:
-        try:
+        with naming("--longer-than"):
             longer_ms = -parse_duration(longer_than, 0)
-        except ValueError as error:
-            raise CliUsageError(f"--longer-than: {error}") from None
     with admin(bootstrap) as made:
         rows = _listed(made, only_open or longer_ms is not None, longer_ms)
     names = "transactional_id", "state", "producer_id", "coordinator"

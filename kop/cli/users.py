@@ -22,7 +22,6 @@ from kop.cli.common import (
     print_rows,
     reason,
 )
-from kop.security.users import LEAST_ITERATIONS, MOST_ITERATIONS, SALT_BYTES, Mechanism, ScramCredential
 
 EPILOG = """\b
 Examples:
@@ -32,9 +31,10 @@ Examples:
   kop users list
   kop users delete alice"""
 
-MECHANISMS = {mechanism.text: mechanism for mechanism in Mechanism}
+MECHANISMS = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
+LEAST_ITERATIONS, MOST_ITERATIONS = 4096, 16_384
 
-Change = tuple[str, Mechanism, str | None]
+Change = tuple[str, int, str | None]
 """A user, a mechanism, and the password; None: the credential goes."""
 
 
@@ -166,7 +166,7 @@ def _listed(bootstrap: str, store: str | None) -> list[tuple[str, str, int]]:
         answer = ask_server(made, DescribeUserScramCredentialsRequest(users=None))
     if answer.error_code:
         fail(reason(answer.error_code, answer.error_message))
-    names = {mechanism.value: text for text, mechanism in MECHANISMS.items()}
+    names = {code: mechanism for mechanism, code in MECHANISMS.items()}
     return sorted(
         (row.user, names.get(info.mechanism, str(info.mechanism)), info.iterations)
         for row in answer.results
@@ -184,6 +184,8 @@ def _alter(bootstrap: str, store: str | None, changes: Iterable[Change], iterati
 
     from kafka.protocol.admin import AlterUserScramCredentialsRequest as Request
 
+    from kop.security.users import SALT_BYTES, Mechanism
+
     with admin(bootstrap) as made:
         for name, mechanism, password in changes:
             if password is None:
@@ -196,7 +198,7 @@ def _alter(bootstrap: str, store: str | None, changes: Iterable[Change], iterati
                     mechanism=mechanism,
                     iterations=iterations,
                     salt=salt,
-                    salted_password=mechanism.salted(password, salt, iterations),
+                    salted_password=Mechanism(mechanism).salted(password, salt, iterations),
                 )
                 request = Request(deletions=[], upsertions=[upsertion])
             for row in ask_server(made, request).results:
@@ -210,9 +212,11 @@ def _alter(bootstrap: str, store: str | None, changes: Iterable[Change], iterati
 async def _write(security: Any, changes: Iterable[Change], iterations: int) -> None:
     from kop.security.records import of_user
     from kop.security.sasl.exchange import LONGEST_NAME
+    from kop.security.users import Mechanism, ScramCredential
 
     records = []
-    for name, mechanism, password in changes:
+    for name, code, password in changes:
+        mechanism = Mechanism(code)
         if password is not None and len(name) > LONGEST_NAME:
             fail(f"{name}: Username is longer than {LONGEST_NAME} characters")
         made = None if password is None else ScramCredential.of_password(mechanism, password, iterations)

@@ -16,7 +16,7 @@ from kafka.protocol.admin import DescribeConfigsRequest, DescribeLogDirsRequest
 from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.consumer import ListOffsetsRequest
 
-from kop.client.connection import TEMPORARY, ClusterConnection
+from kop.client.connection import TEMPORARY, ClusterClient
 from kop.client.offsets import Offsets, TopicPartition
 from kop.errors import without_frames
 from kop.records import entry_places, entry_schemas
@@ -106,7 +106,7 @@ class Fetched:
     """The versions of Pulsar's schemas that the records name, if they were asked for and the server knows them."""
 
 
-class ReadClient:
+class ReadClient(ClusterClient):
     """A client of one cluster, for one thread.
 
     `settings` are kafka-python's. A request is tried again until `patience_ms` are over where the server says so, the
@@ -116,18 +116,10 @@ class ReadClient:
     """
 
     def __init__(self, settings: Mapping[str, Any], patience_ms: int) -> None:
-        self._connection = ClusterConnection(settings, patience_ms / 1000)
+        super().__init__(settings, patience_ms / 1000)
         self._longest_wait_ms = int(settings.get("request_timeout_ms", _REQUEST_TIMEOUT_MS) * _WAIT_PART)
         self._topics: dict[str, TopicMetadata] = {}
         self._turn = 0
-
-    def hurry(self, seconds: float) -> None:
-        """Let requests be tried again for at most so many seconds from now, whatever the patience. For any thread."""
-        self._connection.hurry(seconds)
-
-    def close(self) -> None:
-        """Close every connection."""
-        self._connection.close()
 
     def topics(
         self, names: Collection[str] | None, refused: dict[str, Exception] | None = None

@@ -30,7 +30,7 @@ from kop.security.users import Mechanism, ScramCredential
 KeyValue: TypeAlias = tuple[bytes, bytes | None]
 
 
-class Entry(NamedTuple):
+class SecurityEntry(NamedTuple):
     """The content of a record: one of `acl`, of `scram`, and so on, what it is about, and what it says of that."""
 
     kind: str
@@ -93,7 +93,7 @@ def of_secret(secret: bytes) -> KeyValue:
     return _packed([SECRET]), _packed({"secret": _text(secret)})
 
 
-def _acl(fields: list[Any], value: bytes | None) -> Entry:
+def _acl(fields: list[Any], value: bytes | None) -> SecurityEntry:
     resource, name, pattern, principal, host, operation, permission = fields
     if not (isinstance(name, str) and isinstance(principal, str) and isinstance(host, str)):
         raise ValueError("no text")
@@ -106,59 +106,59 @@ def _acl(fields: list[Any], value: bytes | None) -> Entry:
         AclOperation(operation),
         Permission(permission),
     )
-    return Entry(ACL, acl, None if value is None else True)  # whatever it is: a denial must not fall for that
+    return SecurityEntry(ACL, acl, None if value is None else True)  # whatever it is: a denial must not fall for that
 
 
-def _scram(fields: list[Any], value: bytes | None) -> Entry:
+def _scram(fields: list[Any], value: bytes | None) -> SecurityEntry:
     name, mechanism = fields
     if not isinstance(name, str):
         raise ValueError("no text")
     key = name, Mechanism(mechanism)
     if value is None:
-        return Entry(SCRAM, key, None)
+        return SecurityEntry(SCRAM, key, None)
     told = json.loads(value)
     salt, stored, server = (b64decode(told[each], validate=True) for each in ("salt", "stored_key", "server_key"))
     iterations = told["iterations"]
     if not isinstance(iterations, int) or iterations < 1 or not stored or not server:
         raise ValueError("no credential")
-    return Entry(SCRAM, key, ScramCredential(salt, stored, server, iterations))
+    return SecurityEntry(SCRAM, key, ScramCredential(salt, stored, server, iterations))
 
 
-def _quota(fields: list[Any], value: bytes | None) -> Entry:
+def _quota(fields: list[Any], value: bytes | None) -> SecurityEntry:
     kind, *names = fields
     if len(names) != len(Entity._fields) or not all(name is None or isinstance(name, str) for name in names):
         raise ValueError("no entity")
     entity = Entity(*names)
     if value is None:
-        return Entry(QUOTA, (entity, QuotaKind(kind)), None)
+        return SecurityEntry(QUOTA, (entity, QuotaKind(kind)), None)
     limit = json.loads(value)["value"]
     if not isinstance(limit, int | float) or not 0 < limit < math.inf:
         raise ValueError("no limit")
-    return Entry(QUOTA, (entity, QuotaKind(kind)), float(limit))
+    return SecurityEntry(QUOTA, (entity, QuotaKind(kind)), float(limit))
 
 
-def _token(fields: list[Any], value: bytes | None) -> Entry:
+def _token(fields: list[Any], value: bytes | None) -> SecurityEntry:
     (token_id,) = fields
     if not isinstance(token_id, str) or not token_id:
         raise ValueError("no id")
     if value is None:
-        return Entry(TOKEN, token_id, None)
+        return SecurityEntry(TOKEN, token_id, None)
     told = json.loads(value)
     owner, requester = names = [told[field] for field in _NAMES]
     times = [told[field] for field in _TIMES]
     renewers = told["renewers"]
     if not all(isinstance(name, str) for name in (*names, *renewers)) or not all(type(time) is int for time in times):
         raise ValueError("no token")
-    return Entry(TOKEN, token_id, DelegationToken(token_id, owner, requester, tuple(renewers), *times))
+    return SecurityEntry(TOKEN, token_id, DelegationToken(token_id, owner, requester, tuple(renewers), *times))
 
 
-def _secret(fields: list[Any], value: bytes | None) -> Entry:
+def _secret(fields: list[Any], value: bytes | None) -> SecurityEntry:
     if fields or value is None:
         raise ValueError("a secret has no name, and is not taken away")
-    return Entry(SECRET, None, b64decode(json.loads(value)["secret"], validate=True))
+    return SecurityEntry(SECRET, None, b64decode(json.loads(value)["secret"], validate=True))
 
 
-_KINDS: Final[dict[str, Callable[[list[Any], bytes | None], Entry]]] = {
+_KINDS: Final[dict[str, Callable[[list[Any], bytes | None], SecurityEntry]]] = {
     ACL: _acl,
     SCRAM: _scram,
     QUOTA: _quota,
@@ -167,7 +167,7 @@ _KINDS: Final[dict[str, Callable[[list[Any], bytes | None], Entry]]] = {
 }
 
 
-def parsed(key: bytes, value: bytes | None) -> Entry | None:
+def parsed(key: bytes, value: bytes | None) -> SecurityEntry | None:
     """Return the content of a record. None if this version does not know its kind, or it cannot be parsed."""
     try:
         kind, *fields = json.loads(key)

@@ -80,8 +80,6 @@ class Users:
     """All users: those who have a credential."""
 
     def __init__(self) -> None:
-        self.version = 0
-        """Grows with each change."""
         self._users: dict[str, dict[Mechanism, ScramCredential]] = {}
         self._listeners: list[Callable[[str], None]] = []
 
@@ -119,7 +117,6 @@ class Users:
             del self._users[name][mechanism]
             if not self._users[name]:
                 del self._users[name]
-        self.version += 1
         for callback in self._listeners:
             callback(name)
 

@@ -51,6 +51,18 @@ class ClientIdentity:
     """The claim to the namespace of the client, by its credentials; None if they say nothing of it."""
 
 
+def text_of(message: bytes, mechanism: str, longest: int) -> str:
+    """Return the text of a client's message. AuthenticationError if it has more than `longest` bytes, or is not
+    UTF-8.
+    """
+    if len(message) > longest:
+        raise AuthenticationError(f"a message of {mechanism} of {len(message)} bytes")
+    try:
+        return message.decode()
+    except UnicodeDecodeError:
+        raise AuthenticationError(f"a message of {mechanism} that is not UTF-8") from None
+
+
 class Exchange(ABC):
     """One login, on the side of the server."""
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
-from kop.security.sasl.exchange import AuthenticationError, ClientIdentity, IdentityExchange
+from kop.security.sasl.exchange import AuthenticationError, ClientIdentity, IdentityExchange, text_of
 
 LONGEST_MESSAGE: Final = 65_536
 _FIRST: Final = re.compile(r"n,(?:a=((?:[^,=]|=2C|=3D)*))?,\x01((?:[A-Za-z]+=[\x21-\x7e \t\r\n]*\x01)*)\x01")
@@ -62,12 +62,7 @@ class OAuthBearerExchange(IdentityExchange):
 
 def _read(message: bytes) -> tuple[str, str]:
     """Return the authorization id and the token of the client's message. AuthenticationError if it is malformed."""
-    if len(message) > LONGEST_MESSAGE:
-        raise AuthenticationError(f"a message of OAUTHBEARER of {len(message)} bytes")
-    try:
-        match = _FIRST.fullmatch(message.decode())
-    except UnicodeDecodeError:
-        raise AuthenticationError("a message of OAUTHBEARER that is not UTF-8") from None
+    match = _FIRST.fullmatch(text_of(message, "OAUTHBEARER", LONGEST_MESSAGE))
     if match is None:
         raise AuthenticationError("the first message of OAUTHBEARER is malformed")
     authorization, text = match.groups()

@@ -17,6 +17,7 @@ from kop.security.sasl.exchange import (
     ClientIdentity,
     IdentityExchange,
     NamespaceClaim,
+    text_of,
 )
 from kop.security.sasl.oauthbearer import TokenCheck, TokenError
 
@@ -75,12 +76,7 @@ class PlainExchange(IdentityExchange):
 
 
 def _read(message: bytes) -> tuple[str, str]:
-    if len(message) > LONGEST_MESSAGE:
-        raise AuthenticationError(f"a message of PLAIN of {len(message)} bytes")
-    try:
-        parts = message.decode().split("\0")
-    except UnicodeDecodeError:
-        raise AuthenticationError("a message of PLAIN that is not UTF-8") from None
+    parts = text_of(message, "PLAIN", LONGEST_MESSAGE).split("\0")
     if len(parts) != 3:
         raise AuthenticationError(f"Invalid SASL/PLAIN response: expected 3 tokens, got {len(parts)}")
     authorization, name, password = parts

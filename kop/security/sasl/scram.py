@@ -20,7 +20,7 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
-from kop.security.sasl.exchange import LONGEST_NAME, AuthenticationError, Exchange
+from kop.security.sasl.exchange import LONGEST_NAME, AuthenticationError, Exchange, text_of
 from kop.security.users import LEAST_ITERATIONS, SALT_BYTES, Mechanism, ScramCredential
 
 if TYPE_CHECKING:
@@ -83,12 +83,7 @@ class ScramExchange(Exchange):
         """Return the answer to the client's next message, or an awaitable of it. AuthenticationError if the login has
         failed; for a user that there is not, only at the last message.
         """
-        if len(token) > LONGEST_MESSAGE:
-            raise AuthenticationError(f"a message of {self._mechanism} of {len(token)} bytes")
-        try:
-            text = token.decode()
-        except UnicodeDecodeError:
-            raise AuthenticationError(f"a message of {self._mechanism} that is not UTF-8") from None
+        text = text_of(token, self._mechanism, LONGEST_MESSAGE)
         if self.principal is not None:
             raise AuthenticationError(f"a message of {self._mechanism} behind the last one")
         if self._first and self.is_by_token:
