@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 
@@ -97,7 +99,15 @@ def command() -> None:
     """Run Pulsar's Python functions on the topics of any Kafka server."""
 
 
-connection_options = options(
+class ServerOptions(NamedTuple):
+    """The options that say where Kafka is."""
+
+    bootstrap: str
+    client_config: str | None
+    topic_namespace: str
+
+
+_server_options = options(
     click.option(
         "--client-config",
         metavar="FILE",
@@ -114,21 +124,25 @@ connection_options = options(
     ),
     server_option,
 )
-"""Adds the flags that say where Kafka is: --client-config, --topic-namespace, --bootstrap, and --debug."""
+
+
+def connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the flags that say where Kafka is: --client-config, --topic-namespace, --bootstrap, and --debug. The command
+    gets `server`, a `ServerOptions`.
+    """
+
+    @functools.wraps(command)
+    def run(*args: Any, bootstrap: str, client_config: str | None, topic_namespace: str, **others: Any) -> Any:
+        return command(*args, server=ServerOptions(bootstrap, client_config, topic_namespace), **others)
+
+    return _server_options(run)
 
 
 @command.command("localrun", epilog=LOCALRUN_EPILOG, short_help="Run a function here until Ctrl-C.")
 @function_options
 @click.option("--reload", is_flag=True, help="Start the function anew when its file changes.")
 @connection_options
-def localrun(
-    bootstrap: str,
-    client_config: str | None,
-    topic_namespace: str,
-    reload: bool,
-    function_config_file: str | None,
-    **flags: Any,
-) -> None:
+def localrun(server: ServerOptions, reload: bool, function_config_file: str | None, **flags: Any) -> None:
     """Run a function in this process, one instance with all partitions, until Ctrl-C.
 
     Topics that are not there are made. Ctrl-C finishes the message that is being processed, commits, and exits with 0.
@@ -151,11 +165,11 @@ def localrun(
     _log_to_stderr()
     try:
         # The server says which names it has; what is wrong with the rest is said without it.
-        spec, _ = from_flags(given, file, TopicNames(check_namespace(topic_namespace), has_namespaces=True))
+        spec, _ = from_flags(given, file, TopicNames(check_namespace(server.topic_namespace), has_namespaces=True))
         if not Path(spec.py).is_file():
             raise CliUsageError(f"{spec.py}: there is no such file")
-        settings, patience = read_connection(bootstrap, client_config)
-        spec, notes = from_flags(given, file, names_of(settings, patience, topic_namespace))
+        settings, patience = read_connection(server)
+        spec, notes = from_flags(given, file, names_of(settings, patience, server.topic_namespace))
     except TopicNameError as error:
         raise CliUsageError(f"--topic-namespace: {error}") from None
     except SpecError as error:
@@ -205,14 +219,14 @@ def _begun(spec: FunctionSpec) -> str:
     return f"{spec.fqfn} takes {', '.join(spec.inputs)}{output}, {spec.processing_guarantees.value}; Ctrl-C ends it"
 
 
-def read_connection(bootstrap: str, client_config: str | None) -> tuple[dict[str, Any], float]:
+def read_connection(server: ServerOptions) -> tuple[dict[str, Any], float]:
     """Return kafka-python's settings, and the seconds for which requests that fail for a time are tried again.
     Properties of the file that have no effect, and the servers in question, are told on stderr. A usage error if a
     property is wrong; the command ends if no server accepts a connection.
     """
-    _, made = read_client_config(client_config, ",".join(servers(bootstrap)))
+    _, made = read_client_config(server.client_config, ",".join(servers(server.bootstrap)))
     addresses = ",".join(made.settings["bootstrap_servers"])
-    if client_config is not None:
+    if server.client_config is not None:
         note(f"connecting to {addresses} by {made.settings.get('security_protocol', 'PLAINTEXT')}")
     reach(addresses)
     return dict(made.settings), made.patience_ms / 1000
@@ -274,9 +288,7 @@ the topics __kop_functions... of the server."""
 @click.option("--cluster", metavar="NAME", default="kop", show_default=True, help="Its cluster, for metrics.")
 @connection_options
 def worker(
-    bootstrap: str,
-    client_config: str | None,
-    topic_namespace: str,
+    server: ServerOptions,
     listen: str,
     advertise: str | None,
     token_file: str | None,
@@ -299,10 +311,10 @@ def worker(
     from kop.functions.worker_process import run_worker
 
     try:
-        check_namespace(topic_namespace)
+        check_namespace(server.topic_namespace)
     except TopicNameError as error:
         raise CliUsageError(f"--topic-namespace: {error}") from None
-    settings, patience = read_connection(bootstrap, client_config)
+    settings, patience = read_connection(server)
     name = worker_id or default_worker_id(address.port)
     cache = folder or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kop" / "functions"
     _log_to_stderr()
@@ -317,7 +329,7 @@ def worker(
                 port=address.port,
                 advertise=announced,
                 token=token,
-                topic_namespace=topic_namespace,
+                topic_namespace=server.topic_namespace,
                 **options,
             ),
             note,

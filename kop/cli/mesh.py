@@ -11,7 +11,7 @@ import click
 
 from kop.cli import mesh_definitions, mesh_draw, mesh_files, mesh_status
 from kop.cli.common import Ordered, quiet_client, servers
-from kop.cli.functions import connection_options, read_connection
+from kop.cli.functions import ServerOptions, connection_options, read_connection
 from kop.cli.mesh_definitions import checked_mesh, name_of
 from kop.cli.mesh_files import code_option, cores_of
 from kop.cli.spark import conf_option, given_settings, spark_environment
@@ -65,9 +65,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON to stdout for each change of a state.")
 @connection_options
 def run(
-    bootstrap: str,
-    client_config: str | None,
-    topic_namespace: str,
+    server: ServerOptions,
     mesh: str,
     once: bool,
     checkpoints: str,
@@ -86,16 +84,16 @@ def run(
     is_file = Path(mesh).is_file()
     if is_file:
         cores = None if once else cores_of(master)
-        checked_mesh(mesh, (bootstrap, client_config, topic_namespace), cores, looks_at_code=not no_code)
+        checked_mesh(mesh, server, cores, looks_at_code=not no_code)
     else:
-        read_connection(bootstrap, client_config)
-    environment = spark_environment(bootstrap, settings)
+        read_connection(server)
+    environment = spark_environment(server.bootstrap, settings)
     given = {
         "file": str(Path(mesh).absolute()) if is_file else "",
         "mesh": "" if is_file else name_of(mesh),
-        "bootstrap": ",".join(servers(bootstrap)),
-        "client_config": client_config,
-        "topic_namespace": topic_namespace,
+        "bootstrap": ",".join(servers(server.bootstrap)),
+        "client_config": server.client_config,
+        "topic_namespace": server.topic_namespace,
         "once": once,
         "checkpoints": checkpoints,
         "master": master,

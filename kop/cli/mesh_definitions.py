@@ -18,7 +18,7 @@ import click
 
 from kop import clock
 from kop.cli.common import CliError, CliUsageError, fail, json_option, note, print_json, print_table
-from kop.cli.functions import connection_options
+from kop.cli.functions import ServerOptions, connection_options
 from kop.cli.mesh_files import AskedServer, asked_server, check_file, code_option, facts_of
 from kop.cli.mesh_reports import is_driven, read_reports, state_of
 
@@ -53,23 +53,20 @@ def _requests(server: AskedServer) -> Iterator[TopicRequests]:
         fail(str(error))
 
 
-def checked_mesh(
-    file: str, connection: tuple[str, str | None, str], cores: int | None = None, *, looks_at_code: bool
-) -> AskedServer:
+def checked_mesh(file: str, given: ServerOptions, cores: int | None = None, *, looks_at_code: bool) -> AskedServer:
     """Check a mesh's file by what its server has, and return the server. Mistakes in the file, a mesh without parts,
     and a server that does not answer end the command; the mistakes that are seen without a server go first. What else
     the author of the file should know is told on stderr.
 
-    `connection` are the options --bootstrap, --client-config and --topic-namespace; `cores` is the number of tasks that
-    may run at once; None: as many as are needed. `looks_at_code`: True if the code of functions is imported, in
-    processes of its own.
+    `cores` is the number of tasks that may run at once; None: as many as are needed. `looks_at_code`: True if the code
+    of functions is imported, in processes of its own.
     """
     from kop.mesh.nodes import MeshError
 
     server: AskedServer | None = None
     failure: CliError | None = None
     try:
-        server = asked_server(*connection)
+        server = asked_server(given)
     except CliUsageError:
         raise
     except CliError as error:  # the file may have mistakes all the same
@@ -133,15 +130,13 @@ def _done(name: str, what: str, answer: LeaderAnswer, as_json: bool) -> None:
 @code_option
 @json_option
 @connection_options
-def create(
-    bootstrap: str, client_config: str | None, topic_namespace: str, file: str, no_code: bool, as_json: bool
-) -> None:
+def create(server: ServerOptions, file: str, no_code: bool, as_json: bool) -> None:
     """Define the mesh of a file on the server: kop mesh run NAME drives it, on any machine."""
     from kop.mesh.definition import wanted_mesh
 
-    server = checked_mesh(file, (bootstrap, client_config, topic_namespace), looks_at_code=not no_code)
-    with _requests(server) as asking:
-        mesh, text = _read_file(file, server.topic_names)
+    asked = checked_mesh(file, server, looks_at_code=not no_code)
+    with _requests(asked) as asking:
+        mesh, text = _read_file(file, asked.topic_names)
         answer = _granted(asking.apply(mesh.full_name, *wanted_mesh(mesh, text), None))
         _done(mesh.full_name, f"created; kop mesh run {mesh.full_name} runs it", answer, as_json)
 
@@ -155,9 +150,7 @@ def create(
 @json_option
 @connection_options
 def update(
-    bootstrap: str,
-    client_config: str | None,
-    topic_namespace: str,
+    server: ServerOptions,
     file: str,
     yes: bool,
     dry_run: bool,
@@ -173,12 +166,12 @@ def update(
 
     if as_json and not (yes or dry_run):
         raise CliUsageError("--json does not ask: add --yes, or --dry-run")
-    server = checked_mesh(file, (bootstrap, client_config, topic_namespace), looks_at_code=not no_code)
-    with _requests(server) as asking:
-        mesh, text = _read_file(file, server.topic_names)
-        there, functions = _there(server, mesh.full_name)
+    asked = checked_mesh(file, server, looks_at_code=not no_code)
+    with _requests(asked) as asking:
+        mesh, text = _read_file(file, asked.topic_names)
+        there, functions = _there(asked, mesh.full_name)
         wanted, packages = wanted_mesh(mesh, text)
-        rows = _changes(there, text, server)
+        rows = _changes(there, text, asked)
         rows += [
             {"of": "part", "name": fqfn.rpartition("/")[2], "what": "has other code"}
             for fqfn, function in wanted.functions.items()
@@ -242,15 +235,13 @@ def _changes(there: MeshDefinition, text: str, server: AskedServer) -> list[dict
     ]
 
 
-def _changed(
-    kind: str, what: str, mesh: str, part: str, as_json: bool, connection: tuple[str, str | None, str]
-) -> None:
+def _changed(kind: str, what: str, mesh: str, part: str, as_json: bool, given: ServerOptions) -> None:
     """Ask for a change (`kind`: start, stop or restart) of an existing mesh or of its `part`, and print `what` has
     become of it. After a stop, wait first, at most 40 s, until the driver has carried it out; without a driver do not
     wait. After a start or restart, do not wait, but print a note if the mesh has no driver. A mesh that is not there,
     a refusal, and a stop that takes longer end the command with one line.
     """
-    name, server = name_of(mesh), asked_server(*connection)
+    name, server = name_of(mesh), asked_server(given)
     with _requests(server) as asking:
         there, _ = _there(server, name)
         answer = _granted(asking.change(kind, name, there.revision, part))
@@ -289,11 +280,9 @@ def _state_change(kind: str, done: str, short: str, text: str, whole: str = "") 
     @part_argument
     @json_option
     @connection_options
-    def change(
-        bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, part: str, as_json: bool
-    ) -> None:
+    def change(server: ServerOptions, mesh: str, part: str, as_json: bool) -> None:
         what = f"{part or whole} {done}".lstrip()
-        _changed(kind, what, mesh, part, as_json, (bootstrap, client_config, topic_namespace))
+        _changed(kind, what, mesh, part, as_json, server)
 
     return change
 
@@ -328,15 +317,15 @@ restart = _state_change(
 @mesh_argument
 @json_option
 @connection_options
-def delete(bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, as_json: bool) -> None:
+def delete(server: ServerOptions, mesh: str, as_json: bool) -> None:
     """Delete a mesh that does not run, the offsets of its parts too. Topics and state stay. Its drivers end."""
     from kop.client.keyed_topic import KeyedTopic
     from kop.mesh import records
 
-    name, server = name_of(mesh), asked_server(bootstrap, client_config, topic_namespace)
-    settings, patience = server.settings, server.patience
-    with _requests(server) as asking:
-        there, _ = _there(server, name)
+    name, asked = name_of(mesh), asked_server(server)
+    settings, patience = asked.settings, asked.patience
+    with _requests(asked) as asking:
+        there, _ = _there(asked, name)
         report = read_reports(settings, patience).get(name)
         if is_driven(report) and state_of(report) in {records.RUNNING, records.STARTING}:
             fail(f"{name} runs: kop mesh stop {name} first")
@@ -344,7 +333,7 @@ def delete(bootstrap: str, client_config: str | None, topic_namespace: str, mesh
         if read_reports(settings, patience):
             with closing(KeyedTopic(settings, records.TOPIC, patience)) as topic:
                 left = records.decode(topic.read().get(records.key(records.GROUPS, name), b""))
-                _clean(server, {str(group) for part, group in left.items() if part not in there.parts})
+                _clean(asked, {str(group) for part, group in left.items() if part not in there.parts})
                 kinds = (records.REPORT, records.LAYOUT, records.GROUPS)
                 topic.put({records.key(kind, name): None for kind in kinds})
         _done(name, "deleted; its topics and the state of its functions are still there", answer, as_json)
@@ -374,11 +363,11 @@ def _clean(server: AskedServer, groups: set[str]) -> None:
 @mesh_argument
 @json_option
 @connection_options
-def get(bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, as_json: bool) -> None:
+def get(server: ServerOptions, mesh: str, as_json: bool) -> None:
     """Print the file of a mesh; with --json its revision, who made it what it is, and the configs of its functions."""
-    name, server = name_of(mesh), asked_server(bootstrap, client_config, topic_namespace)
-    with _requests(server):
-        there, functions = _there(server, name)
+    name, asked = name_of(mesh), asked_server(server)
+    with _requests(asked):
+        there, functions = _there(asked, name)
     if not as_json:
         click.echo(there.text, nl=False)
         return

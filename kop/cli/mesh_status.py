@@ -14,7 +14,7 @@ import click
 
 from kop import clock
 from kop.cli.common import json_option, print_json, print_rows, print_table, quiet_client
-from kop.cli.functions import connection_options, read_connection
+from kop.cli.functions import ServerOptions, connection_options, read_connection
 from kop.cli.mesh_definitions import existing, mesh_argument, name_of
 from kop.cli.mesh_reports import is_driven, read_reports, state_of
 from kop.cli.times import iso_time
@@ -197,13 +197,13 @@ def _lags(settings: Mapping[str, Any], patience: float, report: Mapping[str, Any
 @mesh_argument
 @json_option
 @connection_options
-def status(bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, as_json: bool) -> None:
+def status(server: ServerOptions, mesh: str, as_json: bool) -> None:
     """Show what a mesh does: MESH is its name, or its file.
 
     The lag of an edge within a component is -, for there the records are passed on in memory.
     """
     quiet_client()
-    shown = ShownMesh(*read_connection(bootstrap, client_config), name_of(mesh)).as_json()
+    shown = ShownMesh(*read_connection(server), name_of(mesh)).as_json()
     if as_json:
         print_json(shown)
         return
@@ -245,14 +245,14 @@ def _headline(shown: Mapping[str, Any]) -> str:
 @mesh_argument
 @json_option
 @connection_options
-def stats(bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, as_json: bool) -> None:
+def stats(server: ServerOptions, mesh: str, as_json: bool) -> None:
     """Show what each part has done since its driver began, and in the last whole minute (1M); then rate and lag of each
     topic with each part that reads it.
 
     Within a component an edge has no lag: the records are passed on in memory.
     """
     quiet_client()
-    shown = ShownMesh(*read_connection(bootstrap, client_config), name_of(mesh))
+    shown = ShownMesh(*read_connection(server), name_of(mesh))
     parts = [_stats_of(part) for part in shown.report.get("parts", ())]
     if as_json:
         print_json({"mesh": shown.name, "state": shown.state, "parts": parts, "edges": shown.edges()})
@@ -306,12 +306,12 @@ def _stats_of(part: Mapping[str, Any]) -> dict[str, Any]:
 @click.command("list", short_help="List the meshes that are defined, with their states.")
 @json_option
 @connection_options
-def list_meshes(bootstrap: str, client_config: str | None, topic_namespace: str, as_json: bool) -> None:
+def list_meshes(server: ServerOptions, as_json: bool) -> None:
     """List the meshes of this server."""
     from kop.functions.topic_requests import read_definitions
 
     quiet_client()
-    settings, patience = read_connection(bootstrap, client_config)
+    settings, patience = read_connection(server)
     meshes, _ = read_definitions(settings, patience)
     reports = read_reports(settings, patience)
     rows = [

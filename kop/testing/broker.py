@@ -399,7 +399,11 @@ class Broker(Startable):
     async def _groups(self) -> list[Group]:
         groups = self._running().serving.gateway.groups
         described = [groups.describe(listed.group_id) for listed in groups.list()]
-        return sorted(_group(group) for group in described if isinstance(group, Description))
+        return sorted(
+            Group(group.group_id, group.state, tuple(sorted(member.client_id for member in group.members)))
+            for group in described
+            if isinstance(group, Description)
+        )
 
     async def _described(self) -> str:
         return report.line(self.bootstrap, await self._topics(), await self._groups())
@@ -450,8 +454,3 @@ class Paused:
     def __exit__(self, *_: object) -> None:
         if self._broker.is_running:
             self._broker.resume()
-
-
-def _group(description: Description) -> Group:
-    members = tuple(sorted(member.client_id for member in description.members))
-    return Group(description.group_id, description.state, members)
