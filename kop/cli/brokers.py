@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -35,15 +36,13 @@ def command(bootstrap: str, as_json: bool) -> None:
 
 
 def _row(client: Any, cluster: Any, broker: Any) -> dict[str, object]:
-    version, engine = None, None
     from kafka import errors
 
+    version = engine = None
     number = broker["broker_id"]
-    try:
+    with suppress(errors.KafkaError):  # it is down, or tells nobody
         version = client.get_broker_version_data(number).broker_version_str
         engine = _engine(client, number)
-    except errors.KafkaError:  # it is down, or tells nobody
-        pass
     return {
         "id": number,
         "address": str(Address(broker["host"], broker["port"])),

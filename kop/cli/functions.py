@@ -184,7 +184,8 @@ def localrun(server: ServerOptions, reload: bool, function_config_file: str | No
     try:
         running = Running(spec, load_here(spec), settings, note, patience=patience, alone=True).start()
         stop = StopSignals()  # before, there is no message that has to be finished
-        note(_begun(spec), stderr)
+        taken = f"{', '.join(spec.inputs)}{f' to {spec.output}' if spec.output else ''}"
+        note(f"{spec.fqfn} takes {taken}, {spec.processing_guarantees.value}; Ctrl-C ends it", stderr)
         while not stop.came and not (reload and changes.came()):
             if running.wait(STATUS_SECONDS):
                 break
@@ -212,11 +213,6 @@ def _end_at_once(_number: int, _frame: object) -> NoReturn:
     """
     os.write(2, b"\nAborted!\n")
     os._exit(1)
-
-
-def _begun(spec: FunctionSpec) -> str:
-    output = f" to {spec.output}" if spec.output else ""
-    return f"{spec.fqfn} takes {', '.join(spec.inputs)}{output}, {spec.processing_guarantees.value}; Ctrl-C ends it"
 
 
 def read_connection(server: ServerOptions) -> tuple[dict[str, Any], float]:

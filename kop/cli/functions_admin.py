@@ -204,12 +204,17 @@ def history(worker: WorkerRest, fqfn: str, limit: int, as_json: bool) -> None:
         won = row["status"] is not None and row["status"] < 300
         outcome = "waits" if row["status"] is None else "won" if won else "lost" if row["status"] == 409 else "refused"
         target = row["kind"] if row.get("instance") is None else f"{row['kind']} {row['instance']}"
-        rows.append((iso_time(row["at_ms"]), target, outcome, row["revision"], row["by"], _first_line(row["reason"])))
+        rows.append(
+            (
+                iso_time(row["at_ms"]),
+                target,
+                outcome,
+                row["revision"],
+                row["by"],
+                (row["reason"] or "").partition("\n")[0] or None,
+            )
+        )
     print_table(["TIME", "CHANGE", "OUTCOME", ">REVISION", "BY", "REASON"], rows)
-
-
-def _first_line(text: str | None) -> str | None:
-    return (text or "").partition("\n")[0] or None
 
 
 # -- instances
@@ -247,7 +252,7 @@ def status(worker: WorkerRest, fqfn: str, instance_id: int | None, as_json: bool
     """
     rows = []
     for number, given in _instances(worker, fqfn, instance_id, "status"):
-        at = given.get("at")
+        at, loop = given.get("at"), given["loop"]
         rows.append(
             {
                 "instance": number,
@@ -263,7 +268,7 @@ def status(worker: WorkerRest, fqfn: str, instance_id: int | None, as_json: bool
                 "last_ms": given["lastInvocationTime"] or None,
                 "at": None if at is None else {"topic": at[0], "partition": at[1], "offset": at[2]},
                 "error": given["error"] or None,
-                "loop": _loop(given["loop"]),
+                "loop": loop and {"text": loop["text"], "since_ms": loop["since"]},
                 "stderr": given["stderr"],
                 "latest_exceptions": [
                     {"text": each["exceptionString"], "at_ms": each["timestampMs"]}
@@ -290,10 +295,6 @@ def status(worker: WorkerRest, fqfn: str, instance_id: int | None, as_json: bool
         _print_troubles(row)
     if rows and (loop := rows[0]["loop"]) is not None:
         click.echo(f"\nsince {iso_time(loop['since_ms'])} {loop['text']}")
-
-
-def _loop(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    return None if given is None else {"text": given["text"], "since_ms": given["since"]}
 
 
 def _print_troubles(row: Mapping[str, Any]) -> None:
@@ -537,9 +538,8 @@ def workers(worker: WorkerRest, rebalance: bool, drain: str | None, undrain: str
     if as_json:
         print_json(rows)
         return
-    words = {name: {True: name, False: ""} for name in ("leader", "drained")}
     shown = [
-        row | {name: said[row[name]] for name, said in words.items()} | {"instances": len(row["instances"])}
+        row | {name: name * row[name] for name in ("leader", "drained")} | {"instances": len(row["instances"])}
         for row in rows
     ]
     columns = {"worker": "WORKER", "address": "ADDRESS", "leader": "LEADS", "drained": "DRAINED"}

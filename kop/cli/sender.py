@@ -669,9 +669,6 @@ def _words(error: Exception) -> str:
 
 def _first_message(part: Any) -> str | None:
     """Return the server's words on the first record that it refuses, or else on the batch."""
-    for record in part.record_errors or ():
-        if record.batch_index_error_message:
-            words: str = record.batch_index_error_message
-            return words
-    message: str | None = part.error_message
-    return message
+    of_records = (record.batch_index_error_message for record in part.record_errors or ())
+    words: str | None = next(filter(None, of_records), part.error_message)
+    return words

@@ -61,6 +61,8 @@ class ClusterClient:
 
     def __init__(self, settings: Mapping[str, Any], patience: float) -> None:
         self._connection = ClusterConnection(settings, patience)
+        self._topics: dict[str, Any] = {}
+        """What is known of topics, by their names."""
 
     def hurry(self, seconds: float) -> None:
         """Let requests be tried again for at most so many seconds from now, whatever the patience. For any thread."""
@@ -69,6 +71,10 @@ class ClusterClient:
     def close(self) -> None:
         """Close every connection."""
         self._connection.close()
+
+    def _forget(self, topics: Iterable[str]) -> None:
+        for topic in topics:
+            self._topics.pop(topic, None)
 
 
 class ClusterConnection:

@@ -229,7 +229,6 @@ class ReadClient(ClusterClient):
         """Return those settings of these names that the controller has and tells; an empty dict if this user may not
         ask.
         """
-
         return self._configs(_BROKER, None, names)
 
     def topic_configs(self, topic: str, names: Collection[str]) -> dict[str, str]:
@@ -237,10 +236,6 @@ class ReadClient(ClusterClient):
         return self._configs(_TOPIC, topic, names)
 
     def _configs(self, kind: int, name: str | None, names: Collection[str]) -> dict[str, str]:
-        """Return the configs of these names that a topic, or, if `name` is None, the controller has; `kind` says which
-        of the two. An empty dict if this user may not ask.
-        """
-
         def ask() -> dict[str, str]:
             self._connection.metadata([])
             server = self._connection.controller
@@ -294,7 +289,8 @@ class ReadClient(ClusterClient):
             responses = self._exchange(by_leader, offsets, settings, ids)
             nearer: dict[int, list[TopicPartition]] = {}
             for place, response in responses.items():
-                if (server := _preferred(response)) >= 0:  # the leader gives no records then (KIP-392)
+                # A server of the client's rack that is to be asked instead: the leader gives no records then (KIP-392).
+                if (server := getattr(response, "preferred_read_replica", -1)) >= 0:
                     nearer.setdefault(server, []).append(place)
             responses |= self._exchange(nearer, offsets, settings, ids) | failed
             answers = {
@@ -400,10 +396,6 @@ class ReadClient(ClusterClient):
             failed[topic, partition] = error
         return by_leader
 
-    def _forget(self, topics: Iterable[str]) -> None:
-        for topic in topics:
-            self._topics.pop(topic, None)
-
 
 def _fetch_request(
     places: Sequence[TopicPartition],
@@ -433,9 +425,3 @@ def _fetch_request(
         min_version=4,
         max_version=17 if by_id else _BY_ID - 1,
     )
-
-
-def _preferred(response: Any) -> int:
-    """Return the server of the client's rack that the leader wants to be asked instead; -1 for none."""
-    server: int = getattr(response, "preferred_read_replica", -1)
-    return server

@@ -542,10 +542,6 @@ class WriteClient(ClusterClient):
 
     # -- how requests are sent
 
-    def _forget(self, topics: Iterable[str]) -> None:
-        for topic in topics:
-            self._topics.pop(topic, None)
-
     def _change_transaction(self, producer: Identity, request_class: Any, **fields: Any) -> None:
         """Send a request of this class and these fields, which changes the producer's transaction and is answered by an
         error code alone; raise the error that the code means.

@@ -162,12 +162,8 @@ class SecurityState:
         acls, credentials, quotas, tokens, secrets = changes.values()
         self.secret = secrets.get(None, self.secret)
         if everything:
-            for part, of_part in (
-                (self.acls, acls),
-                (self.users, credentials),
-                (self.quotas, quotas),
-                (self.tokens, tokens),
-            ):
+            parts: tuple[Any, ...] = self.acls, self.users, self.quotas, self.tokens
+            for part, of_part in zip(parts, (acls, credentials, quotas, tokens), strict=True):
                 part.replace({key: value for key, value in of_part.items() if value is not None})
             return
         for acl, present in acls.items():

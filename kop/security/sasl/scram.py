@@ -35,10 +35,6 @@ _FIRST: Final = re.compile(r"([^,]*),(?:a=([^,]*))?,((?:m=[^,]*,)?n=([^,]*),r=([
 _FINAL: Final = re.compile(r"(c=([^,]*),r=([\x21-\x2b\x2d-\x7e]+)(?:,[^,]*)*?),p=([^,]*)", re.S)
 
 
-def _hmac(key: bytes, text: bytes, name: str) -> bytes:
-    return hmac.digest(key, text, name)
-
-
 def _xor(left: bytes, right: bytes) -> bytes:
     return bytes(a ^ b for a, b in zip(left, right, strict=True))
 
@@ -120,7 +116,7 @@ class ScramExchange(Exchange):
         return answer
 
     def _salt_of_name(self) -> bytes:
-        return _hmac(self._secret, f"{self._mechanism}:{self._name}".encode(), "sha256")[:SALT_BYTES]
+        return hmac.digest(self._secret, f"{self._mechanism}:{self._name}".encode(), "sha256")[:SALT_BYTES]
 
     async def _take_final_of_token(self, text: str) -> bytes:
         assert self._tokens is not None
@@ -141,7 +137,7 @@ class ScramExchange(Exchange):
         verifier = self._verifier
         size = hashlib.new(self._hash).digest_size
         stored_key = bytes(size) if verifier is None else verifier.stored_key
-        signature = _hmac(stored_key, signed, self._hash)
+        signature = hmac.digest(stored_key, signed, self._hash)
         proof = _from_base64(proof_text)
         client_key = _xor(proof, signature) if len(proof) == size else bytes(size)
         good = hmac.compare_digest(hashlib.new(self._hash, client_key).digest(), stored_key)
@@ -151,7 +147,7 @@ class ScramExchange(Exchange):
         if verifier is None or not good or not same or len(proof) != size:
             raise AuthenticationError(_REFUSED.format(self._mechanism))
         self.principal = f"User:{self._name}"
-        return f"v={base64.b64encode(_hmac(verifier.server_key, signed, self._hash)).decode()}"
+        return f"v={base64.b64encode(hmac.digest(verifier.server_key, signed, self._hash)).decode()}"
 
 
 class ScramLogin:
@@ -177,11 +173,11 @@ class ScramLogin:
             raise AuthenticationError("the server's answer is none of SCRAM")
         name = self._hash
         salted = hashlib.pbkdf2_hmac(name, self._password.encode(), _from_base64(match[2]), int(match[3]))
-        client_key = _hmac(salted, b"Client Key", name)
+        client_key = hmac.digest(salted, b"Client Key", name)
         without_proof = f"c=biws,r={match[1]}"
         signed = f"{self._bare},{answer.decode()},{without_proof}".encode()
-        proof = _xor(client_key, _hmac(hashlib.new(name, client_key).digest(), signed, name))
-        self._signature = _hmac(_hmac(salted, b"Server Key", name), signed, name)
+        proof = _xor(client_key, hmac.digest(hashlib.new(name, client_key).digest(), signed, name))
+        self._signature = hmac.digest(hmac.digest(salted, b"Server Key", name), signed, name)
         return f"{without_proof},p={base64.b64encode(proof).decode()}".encode()
 
     def check(self, answer: bytes) -> None:
