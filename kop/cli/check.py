@@ -197,17 +197,9 @@ def _run(steps: Sequence[Step], worked: set[str], failed: list[str], cautions: l
             worked.add(name)
             if isinstance(detail, Caution):
                 cautions.append(name)
-            _say(
-                "note" if isinstance(detail, Caution) else "ok",
-                name,
-                width,
-                _timed(detail, clock.monotonic() - begin),
-            )
-
-
-def _timed(detail: str, seconds: float) -> str:
-    words, newline, lines = detail.partition("\n")
-    return f"{words} ({seconds:.2f} s){newline}{lines}"
+            words, newline, lines = detail.partition("\n")
+            mark = "note" if isinstance(detail, Caution) else "ok"
+            _say(mark, name, width, f"{words} ({clock.monotonic() - begin:.2f} s){newline}{lines}")
 
 
 def _say(mark: str, name: str, width: int, detail: str) -> None:

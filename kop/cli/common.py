@@ -654,7 +654,9 @@ def _cell(value: object) -> str:
     """Return the text of a table's cell, `yes` or `no` for a bool; a character that would move the cursor of a terminal
     is shown by its escape.
     """
-    text = "-" if value is None else ("no", "yes")[value] if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    text = "-" if value is None else str(value)
     return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 

@@ -539,7 +539,7 @@ def workers(worker: WorkerRest, rebalance: bool, drain: str | None, undrain: str
         print_json(rows)
         return
     shown = [
-        row | {name: name * row[name] for name in ("leader", "drained")} | {"instances": len(row["instances"])}
+        row | {name: name if row[name] else "" for name in ("leader", "drained")} | {"instances": len(row["instances"])}
         for row in rows
     ]
     columns = {"worker": "WORKER", "address": "ADDRESS", "leader": "LEADS", "drained": "DRAINED"}
