@@ -48,7 +48,8 @@ from kop.log_format import LogFormat
 from kop.metrics import Metrics
 from kop.security.audit import Audit, AuditLines
 from kop.security.listener import ListenerSecurity
-from kop.security.passwords import checks_at_once
+from kop.security.login_turns import LoginTurns
+from kop.security.passwords import CHECKS_AT_ONCE
 from kop.security.sasl.oauthbearer import TokenCheck
 from kop.security.settings import PULSAR_AUTHORIZER, SecuritySettings
 from kop.security.state import SecurityState
@@ -293,7 +294,7 @@ async def start(
     caller = listening[between_brokers(config.of(ServerSettings), listening)]
     by = config.of(ListenerSettings, listener=caller.key).sasl_mechanism_inter_broker_protocol
     calling = config.of_mechanism(ListenerSettings, caller.key, by)
-    dial = dialer(caller, calling, alone=not _has_peers(config))
+    dial = dialer(caller, calling, alone=not config.store.startswith("pulsar"))
     engine = await _open_engine(config, broker_configs, topic_configs, readiness.waits, memory, ended, dial.connect)
     stack.push_async_callback(engine.close)
     await broker_configs.load(engine)
@@ -369,7 +370,7 @@ async def start(
     # The others are told where this one listens, so it listens first; until the groups are loaded clients are told to
     # wait. On the way down it is the other way round: requests end, then groups, then storage.
     token_keys = KeySources()
-    turns = checks_at_once()
+    turns = LoginTurns(CHECKS_AT_ONCE)
     bearers = Bearers(tokens, turns, clock.wall_ms) if tokens.is_enabled else None
     membership = _membership(config, gateway, has_namespaces=topics.has_namespaces)
     check_token = _pulsar_token_check(config, engine, token_keys)
@@ -522,11 +523,6 @@ async def _listen(
     return bound
 
 
-def _has_peers(config: Config) -> bool:
-    """Return true if there may be other brokers on the same store."""
-    return config.store.startswith("pulsar")
-
-
 def _this_broker(node_id: int, bound: Sequence[tuple[Endpoint, tuple[str, int]]], caller: Endpoint) -> LiveBroker:
     """Return this broker as the others name it to their clients. `bound` are the open listeners with their addresses,
     `caller` is the one by which brokers call one another; if it is not open, the first one stands for it.
@@ -552,23 +548,18 @@ def _raise_file_limit() -> None:
 
 
 def _banner(config: Config, serving: Serving) -> None:
-    def shown(address: tuple[str, int] | Address) -> str:
-        host, port = address
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
     workers = config.kop_workers
-    addresses: list[tuple[str, int] | Address] = [*serving.listeners]
+    addresses = [Address(*listener) for listener in serving.listeners]
     listening = endpoints(config.of(ServerSettings))
     if workers > 1:  # `serving` has the listeners of one worker: its own ones, then as many shared ones
         addresses = addresses[len(addresses) // 2 :]
-        host, port = addresses[0]
-        addresses += [Address(host, port + 1 + index) for index in range(workers)]
+        addresses += [addresses[0]._replace(port=addresses[0].port + 1 + index) for index in range(workers)]
     first = addresses[0]
-    reachable = ("127.0.0.1" if first[0] in {"0.0.0.0", "::"} else first[0], first[1])
+    reachable = first._replace(host="127.0.0.1") if first.host in {"0.0.0.0", "::"} else first
     lines = [
         f"kop {__version__} serves Kafka clients{f' with {workers} workers' if workers > 1 else ''}.",
         "",
-        f"  listening   {', '.join(shown(address) for address in addresses)}",
+        f"  listening   {', '.join(map(str, addresses))}",
         f"  data        {config.store}",
     ]
     engine = serving.engine
@@ -577,10 +568,10 @@ def _banner(config: Config, serving: Serving) -> None:
     lines.append(f"  cache       {config.kop_cache_bytes >> 20} MiB (kop.cache.bytes)")
     if serving.http_port is not None and config.http is not None:
         ports = [config.http.port + index for index in range(workers)] if workers > 1 else [serving.http_port]
-        pages = [f"http://{shown((config.http.host, port))}/metrics" for port in ports]
+        pages = [f"http://{config.http._replace(port=port)}/metrics" for port in ports]
         lines.append(f"  metrics     {', '.join(pages)}")
     promises = engine.promises
-    to_try = [f"  kop check --bootstrap {shown(reachable)}", f"  kcat -b {shown(reachable)} -L"]
+    to_try = [f"  kop check --bootstrap {reachable}", f"  kcat -b {reachable} -L"]
     if listening[0].has_tls or listening[0].has_sasl or config.authorizer_class_name:
         to_try = [f"{to_try[0]} --client-config FILE", "  (FILE says how to log in: docs/security.md)"]
     lines += [

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from kop import clock
@@ -31,7 +31,8 @@ _LONGEST_PAUSE: Final = 5.0
 
 _log: Final = logging.getLogger(__name__)
 log_lines: Final = Repeats()
-_counts: Final[Counter[str]] = Counter()
+failures: Final[Counter[str]] = Counter()
+"""The number of failures of each kind of work in the background of this process."""
 
 
 async def repeat(
@@ -199,7 +200,7 @@ def tell(
             _log.exception("a failure of %s could not be reported", what)
         else:
             return
-    _counts[label_of(kind or what)] += 1
+    failures[label_of(kind or what)] += 1
     expected = isinstance(error, KopError | TimeoutError)
     kept = log_lines.say((what, type(error), str(error) if expected else None), clock.monotonic())
     if kept is None:
@@ -216,11 +217,6 @@ def label_of(what: str) -> str:
     return what.removeprefix("the ").replace(" ", "_")
 
 
-def failures() -> Mapping[str, int]:
-    """Return the number of failures of each kind of work in the background of this process."""
-    return _counts
-
-
 def collect() -> Iterable[Metric]:
     """Return the failures as a Prometheus counter by kind of work."""
     from kop.metrics import counter_family  # noqa: PLC0415 - clients of Pulsar alone have no metrics
@@ -228,6 +224,6 @@ def collect() -> Iterable[Metric]:
     family = counter_family(
         "kop_background_failures", "Failed rounds of work in the background; see the log.", ["work"]
     )
-    for work, times in failures().items():
+    for work, times in failures.items():
         family.add_metric([work], times)
     return (family,)

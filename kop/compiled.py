@@ -30,7 +30,7 @@ def compiled_only() -> ModuleType | None:
     sources.
     """
     native = _built()
-    return native if native is not None and _format_of(native) == FORMAT else None
+    return native if native is not None and getattr(native, "FORMAT", None) == FORMAT else None
 
 
 def missing() -> str | None:
@@ -40,7 +40,7 @@ def missing() -> str | None:
         return f"no compiled code was built, for want of cargo: install Rust, then {_AGAIN}"
     if native is None:
         return f"no compiled code was built, though cargo is there: {_AGAIN}; pip's option -v shows why a build fails"
-    if _format_of(native) != FORMAT:
+    if getattr(native, "FORMAT", None) != FORMAT:
         return f"{native.__file__} was built from other sources: {_AGAIN}"
     return None
 
@@ -51,7 +51,3 @@ def _built() -> ModuleType | None:
     except ImportError:
         return None
     return native if native.__file__ is not None else None  # the folder of the Rust sources counts as a package
-
-
-def _format_of(native: ModuleType) -> object:
-    return getattr(native, "FORMAT", None)

@@ -43,7 +43,7 @@ def test_a_loop_outlasts_every_exception_and_says_it_once(error: Exception, capl
     lines = [record for record in caplog.records if f"{what} failed: " in record.message]
     assert len(lines) == 1
     assert bool(lines[0].exc_info) == isinstance(error, ValueError)
-    assert failures()[label_of(what)] >= 3
+    assert failures[label_of(what)] >= 3
 
 
 def test_a_round_that_hangs_is_ended_and_reported_also_where_the_report_fails(
@@ -214,14 +214,14 @@ def test_a_timer_outlasts_every_exception_until_it_is_ended(caplog: pytest.LogCa
     asyncio.run(main())
     assert caplog.text.count("the sweep of a test failed: ValueError('not thought of')") == 1
     assert caplog.text.count("Traceback") == 1
-    assert failures()["sweep_of_a_test"] == rounds
+    assert failures["sweep_of_a_test"] == rounds
 
 
 def test_failures_of_many_items_are_one_count_and_a_line_for_each(caplog: pytest.LogCaptureFixture) -> None:
     for item in ("one", "other", "one"):
         tell(f"the look at {item}", ValueError("not thought of"), kind="the look of a test")
     assert [caplog.text.count(f"the look at {item} failed") for item in ("one", "other")] == [1, 1]
-    assert failures()["look_of_a_test"] == 3
+    assert failures["look_of_a_test"] == 3
 
 
 def test_tasks_that_are_cancelled_have_ended_whatever_became_of_them() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import click
@@ -14,10 +14,10 @@ from kop.cli.common import (
     ask_server,
     bootstrap_option,
     fail,
+    fail_if_any,
     json_option,
-    note,
-    print_json,
-    print_table,
+    options,
+    print_rows,
     reason,
 )
 
@@ -52,20 +52,17 @@ def command() -> None:
     """Add, list and remove rights (ACLs)."""
 
 
-def resource_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that name resources: topics, groups, transactional ids, the cluster, delegation tokens, tokens of
-    users.
-    """
-    for option in (
-        click.option("--user-principal", "user", multiple=True, metavar="TYPE:NAME", help="The tokens of a user."),
-        click.option("--delegation-token", multiple=True, metavar="ID"),
-        click.option("--cluster", is_flag=True, help="The cluster."),
-        click.option("--transactional-id", multiple=True, metavar="ID", shell_complete=completion.transactional_ids),
-        click.option("--group", multiple=True, metavar="NAME", shell_complete=completion.groups),
-        click.option("--topic", multiple=True, metavar="NAME", shell_complete=completion.topics, help="* for all."),
-    ):
-        command = option(command)
-    return command
+resource_options = options(
+    click.option("--topic", multiple=True, metavar="NAME", shell_complete=completion.topics, help="* for all."),
+    click.option("--group", multiple=True, metavar="NAME", shell_complete=completion.groups),
+    click.option("--transactional-id", multiple=True, metavar="ID", shell_complete=completion.transactional_ids),
+    click.option("--cluster", is_flag=True, help="The cluster."),
+    click.option("--delegation-token", multiple=True, metavar="ID"),
+    click.option("--user-principal", "user", multiple=True, metavar="TYPE:NAME", help="The tokens of a user."),
+)
+"""Adds the options that name resources: topics, groups, transactional ids, the cluster, delegation tokens, tokens of
+users.
+"""
 
 
 def _resources(kinds: Mapping[str, Any]) -> list[tuple[int, str]]:
@@ -131,35 +128,32 @@ def add(
             failures.append(f"{text}: {reason(result.error_code, result.error_message)}")
         else:
             click.echo(f"{text}: {'denied' if deny else 'allowed'}")
-    if failures:
-        fail("\n".join(failures))
+    fail_if_any(failures)
 
 
-def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options by which ACLs are chosen: those of `resource_options`, principal, pattern, operation, host, and
-    if they allow or deny.
-    """
-    for option in (
-        click.option("--deny", "permission", flag_value="deny", help="Only what is denied."),
-        click.option("--allow", "permission", flag_value="allow", help="Only what is allowed."),
-        click.option("--host", help="Only of this address."),
-        click.option(
-            "--operation",
-            metavar="OPERATION",
-            type=click.Choice(list(OPERATIONS), case_sensitive=False),
-            help="Only of this operation, such as read.",
-        ),
-        click.option(
-            "--pattern",
-            type=click.Choice(list(PATTERNS)),
-            default="any",
-            show_default=True,
-            help="match: all that apply to the resource, prefixes and * among them.",
-        ),
-        click.option("--principal", metavar="TYPE:NAME", help="Only of this principal."),
-    ):
-        command = option(command)
-    return resource_options(command)
+filter_options = options(
+    resource_options,
+    click.option("--principal", metavar="TYPE:NAME", help="Only of this principal."),
+    click.option(
+        "--pattern",
+        type=click.Choice(list(PATTERNS)),
+        default="any",
+        show_default=True,
+        help="match: all that apply to the resource, prefixes and * among them.",
+    ),
+    click.option(
+        "--operation",
+        metavar="OPERATION",
+        type=click.Choice(list(OPERATIONS), case_sensitive=False),
+        help="Only of this operation, such as read.",
+    ),
+    click.option("--host", help="Only of this address."),
+    click.option("--allow", "permission", flag_value="allow", help="Only what is allowed."),
+    click.option("--deny", "permission", flag_value="deny", help="Only what is denied."),
+)
+"""Adds the options by which ACLs are chosen: those of `resource_options`, principal, pattern, operation, host, and if
+they allow or deny.
+"""
 
 
 def _filters(pattern: str, options: Mapping[str, str | None], kinds: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -265,9 +259,5 @@ def _row(acl: Any, kind: int, name: str, pattern: int) -> tuple[str, ...]:
 
 
 def _show(rows: Sequence[tuple[str, ...]], as_json: bool, empty: str) -> None:
-    if as_json:
-        print_json([dict(zip(FIELDS, row, strict=True)) for row in rows])
-    elif rows:
-        print_table([field.upper() for field in FIELDS], rows)
-    else:
-        note(empty)
+    columns = {field: field.upper() for field in FIELDS}
+    print_rows([dict(zip(FIELDS, row, strict=True)) for row in rows], as_json, columns, empty)

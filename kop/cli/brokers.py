@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import click
 
-from kop.cli.common import admin, bootstrap_option, json_option, print_json, print_table
+from kop.address import Address
+from kop.cli.common import admin, bootstrap_option, json_option, print_rows
 
 EPILOG = """\b
 Examples:
@@ -28,32 +30,22 @@ def command(bootstrap: str, as_json: bool) -> None:
         rows = [
             _row(client, cluster, broker) for broker in sorted(cluster["brokers"], key=lambda b: int(b["broker_id"]))
         ]
-    if as_json:
-        print_json(rows)
-        return
-    print_table(
-        [">ID", "ADDRESS", "CONTROLLER", "CLUSTER-ID", "VERSION", "ENGINE"],
-        [
-            (r["id"], r["address"], "yes" if r["controller"] else "no", r["cluster_id"], r["version"], r["engine"])
-            for r in rows
-        ],
-    )
+    names = ("id", "address", "controller", "cluster_id", "version", "engine")
+    heads = (">ID", "ADDRESS", "CONTROLLER", "CLUSTER-ID", "VERSION", "ENGINE")
+    print_rows(rows, as_json, dict(zip(names, heads, strict=True)))
 
 
 def _row(client: Any, cluster: Any, broker: Any) -> dict[str, object]:
-    version, engine = None, None
     from kafka import errors
 
+    version = engine = None
     number = broker["broker_id"]
-    try:
+    with suppress(errors.KafkaError):  # it is down, or tells nobody
         version = client.get_broker_version_data(number).broker_version_str
         engine = _engine(client, number)
-    except errors.KafkaError:  # it is down, or tells nobody
-        pass
-    host, port = broker["host"], broker["port"]
     return {
         "id": number,
-        "address": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+        "address": str(Address(broker["host"], broker["port"])),
         "rack": broker["rack"],
         "controller": number == cluster["controller_id"],
         "cluster_id": cluster["cluster_id"],

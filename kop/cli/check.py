@@ -10,6 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import click
@@ -93,7 +94,7 @@ def command(bootstrap: str, admin_url: str | None) -> None:
         ("addresses", trip.addresses, ("connect",)),
         ("create topic", trip.create_topic, ("addresses",)),
         ("change config", trip.change_config, ("create topic",)),
-        *((f"records, {codec}", _bound(trip.produce_and_fetch, codec), ("create topic",)) for codec in CODECS),
+        *((f"records, {codec}", partial(trip.produce_and_fetch, codec), ("create topic",)) for codec in CODECS),
         ("find offsets", trip.find_offsets, ("records, none",)),
         ("consumer group", trip.consumer_group, ("records, none",)),
         ("committed offset", trip.committed_offset, ("consumer group",)),
@@ -142,11 +143,7 @@ def _pulsar_steps(url: str, config: Config) -> list[Step]:
 
     def older() -> str:
         namespace = config.kop_pulsar_namespace
-
-        async def find(admin: Any) -> tuple[list[str], int, int]:
-            return await topics_with_older_entries(admin, namespace, STEP_SECONDS)
-
-        topics, seen, every = ask(url, config, find)
+        topics, seen, every = ask(url, config, lambda rest: topics_with_older_entries(rest, namespace, STEP_SECONDS))
         of = f"{seen:,} topics of {namespace}" + (
             f" ({every - seen:,} more were not looked at)" if seen < every else ""
         )
@@ -160,10 +157,8 @@ def _pulsar_steps(url: str, config: Config) -> list[Step]:
         )
 
     def rights() -> str:
-        async def look(admin: Any) -> tuple[list[str], list[str]]:
-            return await lacking(admin, config.kop_pulsar_namespace, config.kop_pulsar_metadata_namespace)
-
-        needed, wanted = ask(url, config, look)
+        home, metadata = config.kop_pulsar_namespace, config.kop_pulsar_metadata_namespace
+        needed, wanted = ask(url, config, lambda rest: lacking(rest, home, metadata))
         if needed:
             fail(f"the gateway's role lacks rights: {'; '.join([*needed, *wanted])}")
         if wanted:
@@ -202,21 +197,9 @@ def _run(steps: Sequence[Step], worked: set[str], failed: list[str], cautions: l
             worked.add(name)
             if isinstance(detail, Caution):
                 cautions.append(name)
-            _say(
-                "note" if isinstance(detail, Caution) else "ok",
-                name,
-                width,
-                _timed(detail, clock.monotonic() - begin),
-            )
-
-
-def _bound(step: Callable[[str], str], codec: str) -> Callable[[], str]:
-    return lambda: step(codec)
-
-
-def _timed(detail: str, seconds: float) -> str:
-    words, newline, lines = detail.partition("\n")
-    return f"{words} ({seconds:.2f} s){newline}{lines}"
+            words, newline, lines = detail.partition("\n")
+            mark = "note" if isinstance(detail, Caution) else "ok"
+            _say(mark, name, width, f"{words} ({clock.monotonic() - begin:.2f} s){newline}{lines}")
 
 
 def _say(mark: str, name: str, width: int, detail: str) -> None:

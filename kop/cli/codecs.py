@@ -49,10 +49,5 @@ def install() -> None:
     codec.lz4 = codec.zstd = cramjam  # only asked whether it is there
     default_records.lz4_encode, default_records.lz4_decode = lz4_encode, lz4_decode
     default_records.zstd_encode, default_records.zstd_decode = zstd_encode, zstd_decode
-    cluster.ensure_valid_topic_name = subscription_state.ensure_valid_topic_name = _any_name
-
-
-def _any_name(name: str) -> None:
-    """Accept every topic name in the place of kafka-python's own check: a gateway has topics named
-    TENANT/NAMESPACE/TOPIC.
-    """
+    # A gateway has topics named TENANT/NAMESPACE/TOPIC.
+    cluster.ensure_valid_topic_name = subscription_state.ensure_valid_topic_name = lambda _name: None

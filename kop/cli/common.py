@@ -18,14 +18,18 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NoReturn, TextIO, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeAlias, TypeVar
 
 import click
 
 from kop import clock
 from kop.address import Address, parse_address
 from kop.errors import ConfigError, ErrorCode
+
+if TYPE_CHECKING:
+    from kop.client.properties import ConnectionProperties
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 _OF_SECURITY = ("security_", "ssl_", "sasl_")
@@ -41,7 +45,7 @@ _IF_SECURED = "if it asks for TLS or a login, give a --client-config"
 LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
 T = TypeVar("T")
-Command = TypeVar("Command", bound=Callable[..., Any])
+Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class CliError(click.ClickException):
@@ -64,6 +68,12 @@ class CliUsageError(CliError):
 def fail(message: str) -> NoReturn:
     """End the command with exit code 1 and this line on stderr."""
     raise CliError(message)
+
+
+def fail_if_any(failures: Sequence[str]) -> None:
+    """End the command with exit code 1 and these lines on stderr; do nothing if there are none."""
+    if failures:
+        fail("\n".join(failures))
 
 
 def note(message: str, file: TextIO | None = None) -> None:
@@ -107,53 +117,15 @@ class Ordered(Suggesting):
 # -- options
 
 
-def debug_option(command: Command) -> Command:
-    """Add the flag `--debug` to a command, which does not get it: it shows tracebacks of failures, and the client's log
-    on stderr.
-    """
-    return click.option(
-        "--debug",
-        is_flag=True,
-        expose_value=False,
-        callback=_remember_debug,
-        help="Show tracebacks and the client's log.",
-    )(command)
+def options(*added: Decorator) -> Decorator:
+    """Return the decorator that adds these options to a command, in the order of its help."""
 
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(added):
+            command = option(command)
+        return command
 
-def bootstrap_option(command: Command) -> Command:
-    """Add `--bootstrap`, `--client-config` and `--debug` to a command. It gets `bootstrap` alone, checked; what the
-    file of --client-config says of TLS and logins is kept for `security`.
-    """
-    command = click.option(
-        "--client-config",
-        metavar="FILE",
-        envvar="KOP_CLIENT_CONFIG",
-        show_envvar=True,
-        type=click.Path(exists=True, dir_okay=False),
-        is_eager=True,
-        expose_value=False,
-        callback=_remember_connection,
-        help="Kafka's client properties: servers, TLS, user and password.",
-    )(command)
-    return server_option(command)
-
-
-def server_option(command: Command) -> Command:
-    """Add `--bootstrap`, which the command gets checked, and `--debug`, for commands that have a file of client
-    properties in another way.
-    """
-    command = debug_option(command)
-    return click.option(
-        "-b",
-        "--bootstrap",
-        metavar="HOST:PORT",
-        envvar="KOP_BOOTSTRAP",
-        default=DEFAULT_BOOTSTRAP,
-        show_default=True,
-        show_envvar=True,
-        callback=_check_bootstrap,
-        help="Kafka servers to talk to, with commas between them.",
-    )(command)
+    return add
 
 
 def _remember_debug(context: click.Context, _: click.Parameter, value: bool) -> None:
@@ -165,19 +137,27 @@ def _remember_debug(context: click.Context, _: click.Parameter, value: bool) -> 
 def _remember_connection(context: click.Context, _: click.Parameter, value: str | None) -> None:
     if value is None or context.resilient_parsing:
         return
+    properties, made = read_client_config(value, DEFAULT_BOOTSTRAP)
+    meta = context.find_root().meta
+    meta["kop.security"] = {name: it for name, it in made.settings.items() if name.startswith(_OF_SECURITY)}
+    meta["kop.servers"] = properties.get("bootstrap.servers")
+
+
+def read_client_config(file: str | None, servers: str) -> tuple[Mapping[str, str], ConnectionProperties]:
+    """Return the properties of a file, none if there is no file, and the connection that they describe, to `servers`
+    unless the file names others. Properties that have no effect are told on stderr. A usage error if one is wrong.
+    """
     from kop.client.errors import ClientError
     from kop.client.properties import connection, read_properties
 
     try:
-        properties = read_properties(value)
-        made = connection({"bootstrap.servers": DEFAULT_BOOTSTRAP} | properties, client_id())
+        properties = {} if file is None else read_properties(file)
+        made = connection({"bootstrap.servers": servers} | properties, client_id())
     except ClientError as error:
-        raise CliUsageError(f"{value}: {error}") from None
+        raise CliUsageError(str(error) if file is None else f"{file}: {error}") from None
     if made.unused:
-        note(f"{value}: {', '.join(made.unused)} has nothing to do with a connection, and no effect")
-    meta = context.find_root().meta
-    meta["kop.security"] = {name: it for name, it in made.settings.items() if name.startswith(_OF_SECURITY)}
-    meta["kop.servers"] = properties.get("bootstrap.servers")
+        note(f"{file}: {', '.join(made.unused)} has nothing to do with a connection, and no effect")
+    return properties, made
 
 
 def security() -> dict[str, Any]:
@@ -198,6 +178,56 @@ def _check_bootstrap(context: click.Context, __: click.Parameter, value: str) ->
         if not address.host or not address.port:
             raise click.BadParameter(f"needs a host and a port: {item}")
     return value
+
+
+debug_option = click.option(
+    "--debug",
+    is_flag=True,
+    expose_value=False,
+    callback=_remember_debug,
+    help="Show tracebacks and the client's log.",
+)
+"""Adds the flag `--debug` to a command, which does not get it: it shows tracebacks of failures, and the client's log on
+stderr.
+"""
+server_option = options(
+    click.option(
+        "-b",
+        "--bootstrap",
+        metavar="HOST:PORT",
+        envvar="KOP_BOOTSTRAP",
+        default=DEFAULT_BOOTSTRAP,
+        show_default=True,
+        show_envvar=True,
+        callback=_check_bootstrap,
+        help="Kafka servers to talk to, with commas between them.",
+    ),
+    debug_option,
+)
+"""Adds `--bootstrap`, which the command gets checked, and `--debug`, for commands that have a file of client properties
+in another way.
+"""
+bootstrap_option = options(
+    server_option,
+    click.option(
+        "--client-config",
+        metavar="FILE",
+        envvar="KOP_CLIENT_CONFIG",
+        show_envvar=True,
+        type=click.Path(exists=True, dir_okay=False),
+        is_eager=True,
+        expose_value=False,
+        callback=_remember_connection,
+        help="Kafka's client properties: servers, TLS, user and password.",
+    ),
+)
+"""Adds `--bootstrap`, `--client-config` and `--debug` to a command. It gets `bootstrap` alone, checked; what the file
+of --client-config says of TLS and logins is kept for `security`.
+"""
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON, with the field names of docs/commands.md."
+)
+"""Adds the option `--json` to a command."""
 
 
 def is_server_given() -> bool:
@@ -226,6 +256,15 @@ def pairs(values: Sequence[str], option: str) -> dict[str, str]:
 
 
 # -- errors
+
+
+@contextlib.contextmanager
+def naming(option: str) -> Iterator[None]:
+    """End the command with a usage error that names the option if the block raises a ValueError."""
+    try:
+        yield
+    except ValueError as error:
+        raise CliUsageError(f"{option}: {error}") from None
 
 
 def quiet_client() -> None:
@@ -380,7 +419,7 @@ def client(kind: str, bootstrap: str, **settings: Any) -> Iterator[Any]:
 
 def servers(bootstrap: str) -> list[str]:
     """Return the addresses of a --bootstrap value as kafka-python takes them."""
-    return [f"[{a.host}]:{a.port}" if ":" in a.host else f"{a.host}:{a.port}" for a in addresses(bootstrap)]
+    return [str(address) for address in addresses(bootstrap)]
 
 
 def client_id() -> str:
@@ -499,13 +538,8 @@ def partitions_of(made: Any, topics: Iterable[str]) -> dict[str, set[int]]:
     return partitions
 
 
-@contextlib.contextmanager
-def admin(bootstrap: str) -> Iterator[Any]:
-    """Make a KafkaAdminClient of kafka-python, connected to the server; it is closed at the end of the block. Ends the
-    command with an error line if no server answers.
-    """
-    with client("KafkaAdminClient", bootstrap) as made:
-        yield made
+admin = partial(client, "KafkaAdminClient")
+"""Makes a KafkaAdminClient of kafka-python, as `client` does."""
 
 
 def retrying(ask: Callable[..., T], *args: Any, seconds: float = 15.0, **kwargs: Any) -> T:
@@ -542,16 +576,31 @@ def no_topic(name: str, known: Iterable[str]) -> str:
 # -- output
 
 
-def json_option(command: Command) -> Command:
-    """Add the option `--json` to a command."""
-    return click.option(
-        "--json", "as_json", is_flag=True, help="Print JSON, with the field names of docs/commands.md."
-    )(command)
-
-
 def print_json(value: object) -> None:
     """Print a JSON document."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], as_json: bool, columns: Mapping[str, str], empty: str = "") -> None:
+    """Print rows as JSON, or as a table of some fields, whose `columns` are the heads above them. If there are no rows,
+    the text `empty`, if it is one, is printed to stderr in the place of the table.
+    """
+    if as_json:
+        print_json(rows)
+    elif empty and not rows:
+        note(empty)
+    else:
+        print_table(list(columns.values()), [[row[name] for name in columns] for row in rows])
+
+
+def print_blocks(blocks: Sequence[T], as_json: bool, show: Callable[[T], None]) -> None:
+    """Print values as JSON, or each by `show`, with an empty line between two."""
+    if as_json:
+        print_json(blocks)
+    for number, block in enumerate(() if as_json else blocks):
+        if number:
+            click.echo()
+        show(block)
 
 
 def wrapped(text: str, column: int = 0) -> str:
@@ -602,9 +651,11 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 
 def _cell(value: object) -> str:
-    """Return the text of a table's cell; a character that would move the cursor of a terminal is shown by its
-    escape.
+    """Return the text of a table's cell, `yes` or `no` for a bool; a character that would move the cursor of a terminal
+    is shown by its escape.
     """
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     text = "-" if value is None else str(value)
     return text if text.isprintable() else text.encode("unicode_escape").decode()
 

@@ -102,7 +102,8 @@ def _show(row: SettingRow) -> None:
     mark = "*" if _is_changed(row) else " "
     click.echo(f"{mark} {bold(row.name)} = {row.current}".rstrip())
     if row.origin != "default":
-        click.echo(f"      set by {_origin(row)}; the default is {row.default or 'empty'}")
+        origin = "a flag" if row.origin == "flag" else row.origin
+        click.echo(f"      set by {origin}; the default is {row.default or 'empty'}")
     meaning = f"{row.doc} ({', '.join(filter(None, (row.type, row.env)))})"
     margin = " " * 6
     click.echo(
@@ -110,7 +111,3 @@ def _show(row: SettingRow) -> None:
             meaning, 78, initial_indent=margin, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False
         )
     )
-
-
-def _origin(row: SettingRow) -> str:
-    return "a flag" if row.origin == "flag" else row.origin

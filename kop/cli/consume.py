@@ -18,6 +18,7 @@ from kop.cli.common import (
     bootstrap_option,
     client,
     fail,
+    naming,
     no_topic,
     note,
     partitions_of,
@@ -140,7 +141,10 @@ def command(
         raise click.UsageError("give one of --until-end, --to-offset, --until")
     if sum([as_json, template is not None, print_key or print_headers]) > 1:
         raise click.UsageError("give one of --json, --format, --print-key with --print-headers")
-    since_ms, until_ms = _moment("--since", since), _moment("--until", until)
+    with naming("--since"):
+        since_ms = None if since is None else parse_moment(since)
+    with naming("--until"):
+        until_ms = None if until is None else parse_moment(until)
     write = _writer(as_json, template, print_key, print_headers)
     # What has an end is read from its beginning.
     from_beginning = from_beginning or (any(ends) and not any(begins))
@@ -183,13 +187,6 @@ def command(
             note(f"{printed.count:,} {'record' if printed.count == 1 else 'records'}")
         if reading.problem is not None and printed.count != max_messages:
             fail(reading.problem)
-
-
-def _moment(option: str, text: str | None) -> int | None:
-    try:
-        return None if text is None else parse_moment(text)
-    except ValueError as error:
-        raise CliUsageError(f"{option}: {error}") from None
 
 
 # -- where reading begins and ends

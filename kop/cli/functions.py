@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 
@@ -16,18 +18,19 @@ from kop.address import parse_address
 from kop.cli import functions_admin, lines
 from kop.cli.common import (
     CliUsageError,
-    Command,
     Ordered,
     StopSignals,
-    client_id,
     debug_option,
     fail,
     json_option,
+    naming,
     note,
+    options,
     print_json,
     print_table,
     quiet_client,
     reach,
+    read_client_config,
     server_option,
     servers,
 )
@@ -96,37 +99,50 @@ def command() -> None:
     """Run Pulsar's Python functions on the topics of any Kafka server."""
 
 
-def connection_options(command: Command) -> Command:
-    """Add the flags that say where Kafka is: --client-config, --topic-namespace, --bootstrap, and --debug."""
-    command = server_option(command)
-    command = click.option(
-        "--topic-namespace",
-        metavar="TENANT/NAMESPACE",
-        default="public/default",
-        show_default=True,
-        help="Pulsar's namespace whose topics are the server's, if it has no namespaces.",
-    )(command)
-    return click.option(
+class ServerOptions(NamedTuple):
+    """The options that say where Kafka is."""
+
+    bootstrap: str
+    client_config: str | None
+    topic_namespace: str
+
+
+_server_options = options(
+    click.option(
         "--client-config",
         metavar="FILE",
         envvar="KOP_CLIENT_CONFIG",
         type=click.Path(exists=True, dir_okay=False),
         help="Kafka's client properties, TLS and SASL too. Its bootstrap.servers wins over --bootstrap.",
-    )(command)
+    ),
+    click.option(
+        "--topic-namespace",
+        metavar="TENANT/NAMESPACE",
+        default="public/default",
+        show_default=True,
+        help="Pulsar's namespace whose topics are the server's, if it has no namespaces.",
+    ),
+    server_option,
+)
+
+
+def connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the flags that say where Kafka is: --client-config, --topic-namespace, --bootstrap, and --debug. The command
+    gets `server`, a `ServerOptions`.
+    """
+
+    @functools.wraps(command)
+    def run(*args: Any, bootstrap: str, client_config: str | None, topic_namespace: str, **others: Any) -> Any:
+        return command(*args, server=ServerOptions(bootstrap, client_config, topic_namespace), **others)
+
+    return _server_options(run)
 
 
 @command.command("localrun", epilog=LOCALRUN_EPILOG, short_help="Run a function here until Ctrl-C.")
 @function_options
 @click.option("--reload", is_flag=True, help="Start the function anew when its file changes.")
 @connection_options
-def localrun(
-    bootstrap: str,
-    client_config: str | None,
-    topic_namespace: str,
-    reload: bool,
-    function_config_file: str | None,
-    **flags: Any,
-) -> None:
+def localrun(server: ServerOptions, reload: bool, function_config_file: str | None, **flags: Any) -> None:
     """Run a function in this process, one instance with all partitions, until Ctrl-C.
 
     Topics that are not there are made. Ctrl-C finishes the message that is being processed, commits, and exits with 0.
@@ -149,11 +165,11 @@ def localrun(
     _log_to_stderr()
     try:
         # The server says which names it has; what is wrong with the rest is said without it.
-        spec, _ = from_flags(given, file, TopicNames(check_namespace(topic_namespace), has_namespaces=True))
+        spec, _ = from_flags(given, file, TopicNames(check_namespace(server.topic_namespace), has_namespaces=True))
         if not Path(spec.py).is_file():
             raise CliUsageError(f"{spec.py}: there is no such file")
-        settings, patience = read_connection(bootstrap, client_config)
-        spec, notes = from_flags(given, file, names_of(settings, patience, topic_namespace))
+        settings, patience = read_connection(server)
+        spec, notes = from_flags(given, file, names_of(settings, patience, server.topic_namespace))
     except TopicNameError as error:
         raise CliUsageError(f"--topic-namespace: {error}") from None
     except SpecError as error:
@@ -168,7 +184,8 @@ def localrun(
     try:
         running = Running(spec, load_here(spec), settings, note, patience=patience, alone=True).start()
         stop = StopSignals()  # before, there is no message that has to be finished
-        note(_begun(spec), stderr)
+        taken = f"{', '.join(spec.inputs)}{f' to {spec.output}' if spec.output else ''}"
+        note(f"{spec.fqfn} takes {taken}, {spec.processing_guarantees.value}; Ctrl-C ends it", stderr)
         while not stop.came and not (reload and changes.came()):
             if running.wait(STATUS_SECONDS):
                 break
@@ -198,31 +215,14 @@ def _end_at_once(_number: int, _frame: object) -> NoReturn:
     os._exit(1)
 
 
-def _begun(spec: FunctionSpec) -> str:
-    output = f" to {spec.output}" if spec.output else ""
-    return f"{spec.fqfn} takes {', '.join(spec.inputs)}{output}, {spec.processing_guarantees.value}; Ctrl-C ends it"
-
-
-def read_connection(bootstrap: str, client_config: str | None) -> tuple[dict[str, Any], float]:
+def read_connection(server: ServerOptions) -> tuple[dict[str, Any], float]:
     """Return kafka-python's settings, and the seconds for which requests that fail for a time are tried again.
     Properties of the file that have no effect, and the servers in question, are told on stderr. A usage error if a
     property is wrong; the command ends if no server accepts a connection.
     """
-    from kop.client.errors import ClientError
-    from kop.client.properties import connection, read_properties
-
-    given = {"bootstrap.servers": ",".join(servers(bootstrap))}
-    try:
-        if client_config is not None:
-            given |= read_properties(client_config)
-        made = connection(given, client_id())
-    except ClientError as error:
-        where = "" if client_config is None else f"{client_config}: "
-        raise CliUsageError(f"{where}{error}") from None
-    if made.unused:
-        note(f"{client_config}: {', '.join(made.unused)} has nothing to do with a connection, and no effect")
+    _, made = read_client_config(server.client_config, ",".join(servers(server.bootstrap)))
     addresses = ",".join(made.settings["bootstrap_servers"])
-    if client_config is not None:
+    if server.client_config is not None:
         note(f"connecting to {addresses} by {made.settings.get('security_protocol', 'PLAINTEXT')}")
     reach(addresses)
     return dict(made.settings), made.patience_ms / 1000
@@ -284,9 +284,7 @@ the topics __kop_functions... of the server."""
 @click.option("--cluster", metavar="NAME", default="kop", show_default=True, help="Its cluster, for metrics.")
 @connection_options
 def worker(
-    bootstrap: str,
-    client_config: str | None,
-    topic_namespace: str,
+    server: ServerOptions,
     listen: str,
     advertise: str | None,
     token_file: str | None,
@@ -295,14 +293,10 @@ def worker(
     **options: Any,
 ) -> None:
     """Run a worker: it has its share of the functions of the cluster, and answers `kop functions` and pulsar-admin."""
-    try:
+    with naming("--listen"):
         address = parse_address(listen)
-    except ValueError as error:
-        raise CliUsageError(f"--listen: {error}") from None
-    try:
+    with naming("--advertise"):
         announced = None if advertise is None else parse_address(advertise)
-    except ValueError as error:
-        raise CliUsageError(f"--advertise: {error}") from None
     if announced is not None and announced.host in {"", "0.0.0.0", "::"}:
         raise CliUsageError(f"--advertise: {advertise} is no address that others reach: name a host")
     token = read_token(token_file)
@@ -313,10 +307,10 @@ def worker(
     from kop.functions.worker_process import run_worker
 
     try:
-        check_namespace(topic_namespace)
+        check_namespace(server.topic_namespace)
     except TopicNameError as error:
         raise CliUsageError(f"--topic-namespace: {error}") from None
-    settings, patience = read_connection(bootstrap, client_config)
+    settings, patience = read_connection(server)
     name = worker_id or default_worker_id(address.port)
     cache = folder or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kop" / "functions"
     _log_to_stderr()
@@ -331,7 +325,7 @@ def worker(
                 port=address.port,
                 advertise=announced,
                 token=token,
-                topic_namespace=topic_namespace,
+                topic_namespace=server.topic_namespace,
                 **options,
             ),
             note,
@@ -494,11 +488,5 @@ def _state_shown(value: Any) -> Any:
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
 
 
-for _member in (
-    *(functions_admin.workers, functions_admin.create, functions_admin.update, functions_admin.get),
-    *(functions_admin.list_functions, functions_admin.delete, functions_admin.history),
-    *(functions_admin.upload, functions_admin.download),
-    *(functions_admin.status, functions_admin.stats, functions_admin.start, functions_admin.stop),
-    *(functions_admin.restart, functions_admin.trigger, functions_admin.query_state, functions_admin.put_state),
-):
+for _member in functions_admin.COMMANDS:
     command.add_command(_member)

@@ -6,15 +6,15 @@ Must not know: how a worker does what it is asked for.
 
 from __future__ import annotations
 
-import base64
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import click
 
-from kop.cli.common import CliUsageError, fail, json_option, note, print_json, print_table
+from kop.cli.common import CliUsageError, fail, json_option, note, print_json, print_rows, print_table
 from kop.cli.functions_flags import (
     admin_options,
     config_file,
@@ -24,6 +24,7 @@ from kop.cli.functions_flags import (
     given_flags,
     instance_option,
 )
+from kop.cli.lines import shown as shown_bytes
 from kop.cli.times import iso_time
 
 if TYPE_CHECKING:
@@ -162,13 +163,11 @@ def get(worker: WorkerRest, fqfn: str, as_json: bool) -> None:
 @json_option
 def list_functions(worker: WorkerRest, tenant: str, namespace: str, as_json: bool) -> None:
     """List the functions of a namespace, and how many of their instances run."""
-    from urllib.parse import quote
-
     rows = []
     for name in worker.send("GET", f"/admin/v3/functions/{quote(tenant)}/{quote(namespace)}").json():
         status = worker.function("GET", f"{tenant}/{namespace}/{name}", "/status").json()
         rows.append({"function": name, "running": status["numRunning"], "instances": status["numInstances"]})
-    _print(rows, as_json, [("function", "FUNCTION"), ("running", ">RUNNING"), ("instances", ">INSTANCES")])
+    print_rows(rows, as_json, {"function": "FUNCTION", "running": ">RUNNING", "instances": ">INSTANCES"})
 
 
 @click.command("delete", short_help="Delete a function.")
@@ -205,12 +204,17 @@ def history(worker: WorkerRest, fqfn: str, limit: int, as_json: bool) -> None:
         won = row["status"] is not None and row["status"] < 300
         outcome = "waits" if row["status"] is None else "won" if won else "lost" if row["status"] == 409 else "refused"
         target = row["kind"] if row.get("instance") is None else f"{row['kind']} {row['instance']}"
-        rows.append((iso_time(row["at_ms"]), target, outcome, row["revision"], row["by"], _first_line(row["reason"])))
+        rows.append(
+            (
+                iso_time(row["at_ms"]),
+                target,
+                outcome,
+                row["revision"],
+                row["by"],
+                (row["reason"] or "").partition("\n")[0] or None,
+            )
+        )
     print_table(["TIME", "CHANGE", "OUTCOME", ">REVISION", "BY", "REASON"], rows)
-
-
-def _first_line(text: str | None) -> str | None:
-    return (text or "").partition("\n")[0] or None
 
 
 # -- instances
@@ -248,7 +252,7 @@ def status(worker: WorkerRest, fqfn: str, instance_id: int | None, as_json: bool
     """
     rows = []
     for number, given in _instances(worker, fqfn, instance_id, "status"):
-        at = given.get("at")
+        at, loop = given.get("at"), given["loop"]
         rows.append(
             {
                 "instance": number,
@@ -264,7 +268,7 @@ def status(worker: WorkerRest, fqfn: str, instance_id: int | None, as_json: bool
                 "last_ms": given["lastInvocationTime"] or None,
                 "at": None if at is None else {"topic": at[0], "partition": at[1], "offset": at[2]},
                 "error": given["error"] or None,
-                "loop": _loop(given["loop"]),
+                "loop": loop and {"text": loop["text"], "since_ms": loop["since"]},
                 "stderr": given["stderr"],
                 "latest_exceptions": [
                     {"text": each["exceptionString"], "at_ms": each["timestampMs"]}
@@ -275,29 +279,22 @@ def status(worker: WorkerRest, fqfn: str, instance_id: int | None, as_json: bool
     if as_json:
         print_json(rows)
         return
-    columns = [
-        ("instance", ">INSTANCE"),
-        ("running", "RUNNING"),
-        ("worker", "WORKER"),
-        ("since_ms", "SINCE"),
-        ("received", ">RECEIVED"),
-        ("processed", ">PROCESSED"),
-        ("exceptions", ">EXCEPTIONS"),
-        ("lag", ">LAG"),
-        ("restarts", ">RESTARTS"),
-    ]
-    shown = [
-        row | {"running": "yes" if row["running"] else "no", "since_ms": iso_time(row["since_ms"])} for row in rows
-    ]
-    _print(shown, False, columns)
+    columns = {
+        "instance": ">INSTANCE",
+        "running": "RUNNING",
+        "worker": "WORKER",
+        "since_ms": "SINCE",
+        "received": ">RECEIVED",
+        "processed": ">PROCESSED",
+        "exceptions": ">EXCEPTIONS",
+        "lag": ">LAG",
+        "restarts": ">RESTARTS",
+    }
+    print_rows([row | {"since_ms": iso_time(row["since_ms"])} for row in rows], False, columns)
     for row in rows:
         _print_troubles(row)
     if rows and (loop := rows[0]["loop"]) is not None:
         click.echo(f"\nsince {iso_time(loop['since_ms'])} {loop['text']}")
-
-
-def _loop(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    return None if given is None else {"text": given["text"], "since_ms": given["since"]}
 
 
 def _print_troubles(row: Mapping[str, Any]) -> None:
@@ -352,22 +349,19 @@ def stats(worker: WorkerRest, fqfn: str, instance_id: int | None, as_json: bool)
     for row in rows:
         row |= {"last_ms": iso_time(row["last_ms"])}
         row |= {name: _milliseconds(row[name]) for name in ("average_ms", "average_ms_1min")}
-    _print(
-        rows,
-        False,
-        [
-            ("instance", ">INSTANCE"),
-            ("received", ">RECEIVED"),
-            ("processed", ">PROCESSED"),
-            ("user_exceptions", ">USER EXC."),
-            ("system_exceptions", ">SYSTEM EXC."),
-            ("average_ms", ">AVG MS"),
-            ("received_1min", ">RECEIVED 1M"),
-            ("processed_1min", ">PROCESSED 1M"),
-            ("average_ms_1min", ">AVG MS 1M"),
-            ("last_ms", "LAST"),
-        ],
-    )
+    columns = {
+        "instance": ">INSTANCE",
+        "received": ">RECEIVED",
+        "processed": ">PROCESSED",
+        "user_exceptions": ">USER EXC.",
+        "system_exceptions": ">SYSTEM EXC.",
+        "average_ms": ">AVG MS",
+        "received_1min": ">RECEIVED 1M",
+        "processed_1min": ">PROCESSED 1M",
+        "average_ms_1min": ">AVG MS 1M",
+        "last_ms": "LAST",
+    }
+    print_rows(rows, False, columns)
     metrics = [(row["instance"], name, f"{value:g}") for row in rows for name, value in row["user_metrics"].items()]
     if metrics:
         click.echo()
@@ -416,21 +410,11 @@ def trigger(
     answer = worker.function("POST", fqfn, "/trigger", form=form)
     output = None if answer.status == 204 else answer.body
     if as_json:
-        print_json(_text_or_base64("output", output))
+        print_json(shown_bytes("output", output))
     elif output is None:
         note("the message is done; it gave no output")
     else:
         click.echo(output)
-
-
-def _text_or_base64(name: str, data: bytes | None) -> dict[str, str | None]:
-    """Return bytes as a field of JSON, as `kop consume --json` does: NAME with a text, or NAME_base64 if they are no
-    UTF-8.
-    """
-    try:
-        return {name: None if data is None else data.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(data or b"").decode()}
 
 
 @click.command("querystate", short_help="Print a value of the state of a function.")
@@ -441,8 +425,6 @@ def _text_or_base64(name: str, data: bytes | None) -> dict[str, str | None]:
 @json_option
 def query_state(worker: WorkerRest, fqfn: str, key: str, partition: int | None, as_json: bool) -> None:
     """Print a value of the state of a function: a text, a number, or base64 of bytes."""
-    from urllib.parse import quote
-
     value = worker.function("GET", fqfn, f"/state/{quote(key, safe='')}{_of(partition)}").json()
     if as_json:
         print_json(value)
@@ -460,8 +442,6 @@ def query_state(worker: WorkerRest, fqfn: str, key: str, partition: int | None, 
 @admin_options
 def put_state(worker: WorkerRest, fqfn: str, state: str, partition: int | None) -> None:
     """Set a value of the state of a function."""
-    from urllib.parse import quote
-
     from kop.cli.functions_rest import FormPart
 
     try:
@@ -507,8 +487,6 @@ def upload(worker: WorkerRest, source_file: str, path: str) -> None:
 @admin_options
 def download(worker: WorkerRest, fqfn: str | None, path: str | None, destination_file: str) -> None:
     """Write the code of a function, or what was uploaded to --path, to a file."""
-    from urllib.parse import quote
-
     if (fqfn is None) is (path is None):
         raise CliUsageError("name a function, or give --path")
     if fqfn is not None:
@@ -534,8 +512,6 @@ def workers(worker: WorkerRest, rebalance: bool, drain: str | None, undrain: str
     A worker that is drained has none until --undrain, or until it has ended and started again. The last one that is
     not cannot be drained.
     """
-    from urllib.parse import quote
-
     if rebalance:
         worker.send("PUT", "/admin/v2/worker/rebalance")
         note("the instances are being dealt anew")
@@ -562,26 +538,19 @@ def workers(worker: WorkerRest, rebalance: bool, drain: str | None, undrain: str
     if as_json:
         print_json(rows)
         return
-    words = {name: {True: name, False: ""} for name in ("leader", "drained")}
     shown = [
-        row | {name: said[row[name]] for name, said in words.items()} | {"instances": len(row["instances"])}
+        row | {name: name if row[name] else "" for name in ("leader", "drained")} | {"instances": len(row["instances"])}
         for row in rows
     ]
-    columns = [("worker", "WORKER"), ("address", "ADDRESS"), ("leader", "LEADS"), ("drained", "DRAINED")]
-    _print(shown, False, [*columns, ("instances", ">INSTANCES")])
-
-
-# -- output
-
-
-def _print(rows: Sequence[Mapping[str, Any]], as_json: bool, columns: Iterable[tuple[str, str]]) -> None:
-    """Print rows as a table, whose `columns` are pairs of a field and the head above it; or as JSON."""
-    if as_json:
-        print_json(rows)
-        return
-    fields = list(columns)
-    print_table([head for _, head in fields], [[row[name] for name, _ in fields] for row in rows])
+    columns = {"worker": "WORKER", "address": "ADDRESS", "leader": "LEADS", "drained": "DRAINED"}
+    print_rows(shown, False, columns | {"instances": ">INSTANCES"})
 
 
 def _milliseconds(value: float | None) -> str | None:
     return None if value is None else f"{value:.3g}"
+
+
+COMMANDS = (
+    *(workers, create, update, get, list_functions, delete, history, upload, download, status, stats, start, stop),
+    *(restart, trigger, query_state, put_state),
+)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from kop.cli.common import CliUsageError, Command, debug_option
+from kop.cli.common import CliUsageError, debug_option, options
 
 DEFAULT_ADMIN_URL = "http://127.0.0.1:6750"
 
@@ -87,17 +87,19 @@ FLAGS: Mapping[str, tuple[_Kind, str]] = {
 _SHORT = {"--inputs": "-i", "--output": "-o", "--schema-type": "-st"}
 
 
-def function_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the flags that describe a function, and the one for a file with all of them."""
-    for flag, (kind, words) in reversed(list(FLAGS.items())):
-        short = [_SHORT[flag]] if flag in _SHORT else []
-        command = click.option(*short, flag, metavar=kind.metavar, help=words, **kind.settings)(command)
-    return click.option(
+function_options = options(
+    click.option(
         "--function-config-file",
         metavar="FILE",
         type=click.Path(exists=True, dir_okay=False),
         help="Pulsar's FunctionConfig as YAML or JSON; flags win over it.",
-    )(command)
+    ),
+    *(
+        click.option(*filter(None, [_SHORT.get(flag)]), flag, metavar=kind.metavar, help=words, **kind.settings)
+        for flag, (kind, words) in FLAGS.items()
+    ),
+)
+"""Adds the flags that describe a function, and the one for a file with all of them."""
 
 
 def given_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,7 +122,16 @@ def config_file(path: str | None) -> tuple[str, str] | None:
 # -- which function
 
 
-def function_name(command: Command) -> Command:
+_name_options = options(
+    click.argument("function", metavar="NAME", required=False),
+    click.option("--name", metavar="NAME", help="The same as NAME."),
+    click.option("--tenant", metavar="NAME", help="Its tenant. Default: public."),
+    click.option("--namespace", metavar="NAME", help="Its namespace. Default: default."),
+    click.option("--fqfn", metavar="TENANT/NAMESPACE/NAME", help="TENANT/NAMESPACE/NAME at once."),
+)
+
+
+def function_name(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add NAME and Pulsar's flags for it to a command, which gets `fqfn`, TENANT/NAMESPACE/NAME. A usage error if no
     function is named, or more than one.
     """
@@ -130,10 +141,10 @@ def function_name(command: Command) -> Command:
             raise CliUsageError("name a function: NAME, or TENANT/NAMESPACE/NAME")
         return command(fqfn=fqfn, **options)
 
-    return function_name_if_any(functools.update_wrapper(run, command))  # type: ignore[return-value]
+    return function_name_if_any(functools.update_wrapper(run, command))
 
 
-def function_name_if_any(command: Command) -> Command:
+def function_name_if_any(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add NAME, as `function_name` does, for a command that works without a function; `fqfn` is None then."""
 
     @functools.wraps(command)
@@ -141,15 +152,7 @@ def function_name_if_any(command: Command) -> Command:
         parts = {part: options.pop(part) for part in ("tenant", "namespace", "name", "fqfn")}
         return command(fqfn=_fqfn(function, **parts), **options)
 
-    for flag, words in (
-        ("--fqfn", "TENANT/NAMESPACE/NAME at once."),
-        ("--namespace", "Its namespace. Default: default."),
-        ("--tenant", "Its tenant. Default: public."),
-        ("--name", "The same as NAME."),
-    ):
-        metavar = "TENANT/NAMESPACE/NAME" if flag == "--fqfn" else "NAME"
-        run = click.option(flag, metavar=metavar, help=words)(run)
-    return click.argument("function", metavar="NAME", required=False)(run)  # type: ignore[return-value]
+    return _name_options(run)
 
 
 def _fqfn(
@@ -178,7 +181,27 @@ instance_option = click.option(
 # -- which worker
 
 
-def admin_options(command: Command) -> Command:
+_worker_options = options(
+    click.option(
+        "--admin-url",
+        metavar="URL",
+        envvar="KOP_FUNCTIONS_URL",
+        default=DEFAULT_ADMIN_URL,
+        show_default=True,
+        help="Address of a worker: any of them.",
+    ),
+    click.option(
+        "--token-file",
+        metavar="FILE",
+        envvar="KOP_FUNCTIONS_TOKEN_FILE",
+        type=click.Path(exists=True, dir_okay=False),
+        help="File with the token of the workers.",
+    ),
+    debug_option,
+)
+
+
+def admin_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the flags that say which worker is asked; the command gets `worker`, a `WorkerRest`."""
 
     @functools.wraps(command)
@@ -187,22 +210,7 @@ def admin_options(command: Command) -> Command:
 
         return command(worker=WorkerRest(admin_url, read_token(token_file)), **options)
 
-    run = debug_option(run)
-    run = click.option(
-        "--token-file",
-        metavar="FILE",
-        envvar="KOP_FUNCTIONS_TOKEN_FILE",
-        type=click.Path(exists=True, dir_okay=False),
-        help="File with the token of the workers.",
-    )(run)
-    return click.option(  # type: ignore[return-value]
-        "--admin-url",
-        metavar="URL",
-        envvar="KOP_FUNCTIONS_URL",
-        default=DEFAULT_ADMIN_URL,
-        show_default=True,
-        help="Address of a worker: any of them.",
-    )(run)
+    return _worker_options(run)
 
 
 def read_token(path: str | None) -> str | None:

@@ -9,16 +9,18 @@ import click
 
 from kop.cli import completion
 from kop.cli.common import (
-    CliUsageError,
     Ordered,
     admin,
     bold,
     bootstrap_option,
     fail,
+    fail_if_any,
     json_option,
     named,
+    naming,
     note,
-    print_json,
+    print_blocks,
+    print_rows,
     print_table,
     reason,
     retrying,
@@ -59,12 +61,8 @@ def list_groups(bootstrap: str, as_json: bool) -> None:
         }
         for g in sorted(groups, key=lambda g: str(g["group_id"]))
     ]
-    if as_json:
-        print_json(rows)
-    elif not rows:
-        note("there are no groups")
-    else:
-        print_table(["GROUP", "STATE", "TYPE", "PROTOCOL"], [list(row.values()) for row in rows])
+    columns = {"group": "GROUP", "state": "STATE", "type": "TYPE", "protocol": "PROTOCOL"}
+    print_rows(rows, as_json, columns, "there are no groups")
 
 
 @command.command("describe")
@@ -89,14 +87,8 @@ def describe(bootstrap: str, names: tuple[str, ...], every: bool, as_json: bool)
                 shown.append(_facts(client, group, committed))
             elif not every:  # it was there a moment ago
                 failures.append(f"{name}: {reason(69)}")
-    if as_json:
-        print_json(shown)
-    for number, facts in enumerate(() if as_json else shown):
-        if number:
-            click.echo()
-        _show(facts)
-    if failures:
-        fail("\n".join(failures))
+    print_blocks(shown, as_json, _show)
+    fail_if_any(failures)
     if not shown and not as_json:
         note("there are no groups")
 
@@ -242,8 +234,7 @@ def delete(bootstrap: str, names: tuple[str, ...]) -> None:
                 click.echo(f"{name}: deleted")
             else:
                 failures.append(f"{name}: {reason(getattr(errors, answer).errno)}")
-    if failures:
-        fail("\n".join(failures))
+    fail_if_any(failures)
 
 
 @command.command("reset-offsets", short_help="Move committed offsets (with --execute).")
@@ -326,16 +317,15 @@ def reset_offsets(
         {"topic": key.topic, "partition": key.partition, "committed": old, "new": new, "lag": ends[key] - new}
         for key, (old, new) in moves.items()
     ]
-    if as_json:
-        print_json(rows)
+    if as_json or moves:
+        heads = ("TOPIC", ">PARTITION", ">COMMITTED", ">NEW", ">LAG")
+        print_rows(rows, as_json, dict(zip(("topic", "partition", "committed", "new", "lag"), heads, strict=True)))
     if not moves:
         note("there is nothing to move")
         return
-    if not as_json:
-        print_table(["TOPIC", ">PARTITION", ">COMMITTED", ">NEW", ">LAG"], [list(row.values()) for row in rows])
-    bad = [f"{key.topic}-{key.partition}: {reason(error.errno)}" for key, error in results.items() if error.errno]
-    if bad:
-        fail("\n".join(bad))
+    fail_if_any(
+        [f"{key.topic}-{key.partition}: {reason(error.errno)}" for key, error in results.items() if error.errno]
+    )
     note("done" if execute else "nothing has changed yet; add --execute to do it")
 
 
@@ -343,14 +333,9 @@ def _timestamp(target: str, value: Any) -> int | None:
     """Return the time in ms since the epoch that a target of reset-offsets means; None if the target is no time. A
     usage error if `value` is none.
     """
-    try:
-        if target == "to_datetime":
-            return parse_datetime(value)
-        if target == "by_duration":
-            return parse_duration(value)
-    except ValueError as error:
-        raise CliUsageError(f"--{target.replace('_', '-')}: {error}") from None
-    return None
+    parse = {"to_datetime": parse_datetime, "by_duration": parse_duration}.get(target)
+    with naming(f"--{target.replace('_', '-')}"):
+        return None if parse is None else parse(value)
 
 
 def _times(client: Any, keys: Sequence[Any], timestamp: int) -> dict[Any, int]:

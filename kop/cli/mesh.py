@@ -11,10 +11,10 @@ import click
 
 from kop.cli import mesh_definitions, mesh_draw, mesh_files, mesh_status
 from kop.cli.common import Ordered, quiet_client, servers
-from kop.cli.functions import connection_options, read_connection
+from kop.cli.functions import ServerOptions, connection_options, read_connection
 from kop.cli.mesh_definitions import checked_mesh, name_of
 from kop.cli.mesh_files import code_option, cores_of
-from kop.cli.spark import checked_settings, given_settings, spark_environment
+from kop.cli.spark import conf_option, given_settings, spark_environment
 
 EPILOG = """\b
 Examples:
@@ -60,21 +60,12 @@ Examples:
     help="Where checkpoints of sources and sinks are. Default: ~/.local/share/kop/meshes.",
 )
 @click.option("--master", metavar="URL", help="Where Spark runs: spark://HOST:7077, or local[4]. Default: here.")
-@click.option(
-    "--conf",
-    "settings",
-    multiple=True,
-    metavar="NAME=VALUE",
-    callback=lambda _context, _option, settings: checked_settings(settings),
-    help="A setting of Spark; may be repeated.",
-)
+@conf_option
 @code_option
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON to stdout for each change of a state.")
 @connection_options
 def run(
-    bootstrap: str,
-    client_config: str | None,
-    topic_namespace: str,
+    server: ServerOptions,
     mesh: str,
     once: bool,
     checkpoints: str,
@@ -93,16 +84,16 @@ def run(
     is_file = Path(mesh).is_file()
     if is_file:
         cores = None if once else cores_of(master)
-        checked_mesh(mesh, (bootstrap, client_config, topic_namespace), cores, looks_at_code=not no_code)
+        checked_mesh(mesh, server, cores, looks_at_code=not no_code)
     else:
-        read_connection(bootstrap, client_config)
-    environment = spark_environment(bootstrap, settings)
+        read_connection(server)
+    environment = spark_environment(server.bootstrap, settings)
     given = {
         "file": str(Path(mesh).absolute()) if is_file else "",
         "mesh": "" if is_file else name_of(mesh),
-        "bootstrap": ",".join(servers(bootstrap)),
-        "client_config": client_config,
-        "topic_namespace": topic_namespace,
+        "bootstrap": ",".join(servers(server.bootstrap)),
+        "client_config": server.client_config,
+        "topic_namespace": server.topic_namespace,
         "once": once,
         "checkpoints": checkpoints,
         "master": master,

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +18,9 @@ import click
 
 from kop import clock
 from kop.cli.common import CliError, CliUsageError, fail, json_option, note, print_json, print_table
-from kop.cli.functions import connection_options
+from kop.cli.functions import ServerOptions, connection_options
 from kop.cli.mesh_files import AskedServer, asked_server, check_file, code_option, facts_of
-from kop.cli.mesh_reports import is_driven, read_reports, report_of, state_of
+from kop.cli.mesh_reports import is_driven, read_reports, state_of
 
 if TYPE_CHECKING:
     from kop.functions.definitions import Definition, LeaderAnswer, MeshDefinition
@@ -52,23 +53,20 @@ def _requests(server: AskedServer) -> Iterator[TopicRequests]:
         fail(str(error))
 
 
-def checked_mesh(
-    file: str, connection: tuple[str, str | None, str], cores: int | None = None, *, looks_at_code: bool
-) -> AskedServer:
+def checked_mesh(file: str, given: ServerOptions, cores: int | None = None, *, looks_at_code: bool) -> AskedServer:
     """Check a mesh's file by what its server has, and return the server. Mistakes in the file, a mesh without parts,
     and a server that does not answer end the command; the mistakes that are seen without a server go first. What else
     the author of the file should know is told on stderr.
 
-    `connection` are the options --bootstrap, --client-config and --topic-namespace; `cores` is the number of tasks that
-    may run at once; None: as many as are needed. `looks_at_code`: True if the code of functions is imported, in
-    processes of its own.
+    `cores` is the number of tasks that may run at once; None: as many as are needed. `looks_at_code`: True if the code
+    of functions is imported, in processes of its own.
     """
     from kop.mesh.nodes import MeshError
 
     server: AskedServer | None = None
     failure: CliError | None = None
     try:
-        server = asked_server(*connection)
+        server = asked_server(given)
     except CliUsageError:
         raise
     except CliError as error:  # the file may have mistakes all the same
@@ -93,14 +91,9 @@ def name_of(mesh: str) -> str:
     """
     from kop.functions.topics import TopicNames
     from kop.mesh import records
-    from kop.mesh.file import read_mesh, text_of
-    from kop.mesh.nodes import MeshError
 
     if Path(mesh).is_file():
-        try:
-            return read_mesh(text_of(mesh), mesh, TopicNames(has_namespaces=True)).full_name
-        except MeshError as error:
-            raise CliUsageError(str(error)) from None
+        return _read_file(mesh, TopicNames(has_namespaces=True))[0].full_name
     if mesh.endswith((".yaml", ".yml")):
         raise CliUsageError(f"{mesh}: there is no such file")
     if mesh.count("/") not in {0, 2} or not all(mesh.split("/")):
@@ -137,15 +130,13 @@ def _done(name: str, what: str, answer: LeaderAnswer, as_json: bool) -> None:
 @code_option
 @json_option
 @connection_options
-def create(
-    bootstrap: str, client_config: str | None, topic_namespace: str, file: str, no_code: bool, as_json: bool
-) -> None:
+def create(server: ServerOptions, file: str, no_code: bool, as_json: bool) -> None:
     """Define the mesh of a file on the server: kop mesh run NAME drives it, on any machine."""
     from kop.mesh.definition import wanted_mesh
 
-    server = checked_mesh(file, (bootstrap, client_config, topic_namespace), looks_at_code=not no_code)
-    with _requests(server) as asking:
-        mesh, text = _read_file(file, server.topic_names)
+    asked = checked_mesh(file, server, looks_at_code=not no_code)
+    with _requests(asked) as asking:
+        mesh, text = _read_file(file, asked.topic_names)
         answer = _granted(asking.apply(mesh.full_name, *wanted_mesh(mesh, text), None))
         _done(mesh.full_name, f"created; kop mesh run {mesh.full_name} runs it", answer, as_json)
 
@@ -159,9 +150,7 @@ def create(
 @json_option
 @connection_options
 def update(
-    bootstrap: str,
-    client_config: str | None,
-    topic_namespace: str,
+    server: ServerOptions,
     file: str,
     yes: bool,
     dry_run: bool,
@@ -177,12 +166,12 @@ def update(
 
     if as_json and not (yes or dry_run):
         raise CliUsageError("--json does not ask: add --yes, or --dry-run")
-    server = checked_mesh(file, (bootstrap, client_config, topic_namespace), looks_at_code=not no_code)
-    with _requests(server) as asking:
-        mesh, text = _read_file(file, server.topic_names)
-        there, functions = _there(server, mesh.full_name)
+    asked = checked_mesh(file, server, looks_at_code=not no_code)
+    with _requests(asked) as asking:
+        mesh, text = _read_file(file, asked.topic_names)
+        there, functions = _there(asked, mesh.full_name)
         wanted, packages = wanted_mesh(mesh, text)
-        rows = _changes(there, text, server)
+        rows = _changes(there, text, asked)
         rows += [
             {"of": "part", "name": fqfn.rpartition("/")[2], "what": "has other code"}
             for fqfn, function in wanted.functions.items()
@@ -195,7 +184,7 @@ def update(
         if is_applied:
             if not yes:
                 click.confirm(f"Change {mesh.full_name}?", abort=True, err=True)
-            given = there if revision is None else _with_revision(there, revision)
+            given = there if revision is None else replace(there, revision=revision)
             answer = _granted(asking.apply(mesh.full_name, wanted, packages, given))
         if as_json:
             now = there.revision if answer is None else answer.revision
@@ -206,22 +195,19 @@ def update(
             click.echo(f"{mesh.full_name}: nothing changes")
 
 
-def _with_revision(there: MeshDefinition, revision: int) -> MeshDefinition:
-    from dataclasses import replace
-
-    return replace(there, revision=revision)
-
-
 def _there(server: AskedServer, name: str) -> tuple[MeshDefinition, dict[str, Definition]]:
     from kop.functions.topic_requests import read_definitions
 
     meshes, functions = read_definitions(server.settings, server.patience)
+    return existing(meshes, name), functions
+
+
+def existing(meshes: Mapping[str, MeshDefinition], name: str) -> MeshDefinition:
+    """Return the mesh of that full name; the command ends, with the names of some, if there is none."""
     if name not in meshes:
         known = ", ".join(sorted(meshes)[:5])
-        fail(
-            f"there is no mesh {name}" + (f"; there is {known}" if known else "; kop mesh run FILE makes the first one")
-        )
-    return meshes[name], functions
+        fail(f"there is no mesh {name}; {f'there is {known}' if known else 'kop mesh run FILE makes the first one'}")
+    return meshes[name]
 
 
 def _changes(there: MeshDefinition, text: str, server: AskedServer) -> list[dict[str, Any]]:
@@ -249,19 +235,17 @@ def _changes(there: MeshDefinition, text: str, server: AskedServer) -> list[dict
     ]
 
 
-def _changed(
-    kind: str, what: str, mesh: str, part: str, as_json: bool, connection: tuple[str, str | None, str]
-) -> None:
+def _changed(kind: str, what: str, mesh: str, part: str, as_json: bool, given: ServerOptions) -> None:
     """Ask for a change (`kind`: start, stop or restart) of an existing mesh or of its `part`, and print `what` has
     become of it. After a stop, wait first, at most 40 s, until the driver has carried it out; without a driver do not
     wait. After a start or restart, do not wait, but print a note if the mesh has no driver. A mesh that is not there,
     a refusal, and a stop that takes longer end the command with one line.
     """
-    name, server = name_of(mesh), asked_server(*connection)
+    name, server = name_of(mesh), asked_server(given)
     with _requests(server) as asking:
         there, _ = _there(server, name)
         answer = _granted(asking.change(kind, name, there.revision, part))
-        report = report_of(server.settings, server.patience, name)
+        report = read_reports(server.settings, server.patience).get(name)
         if kind == "stop":
             _wait_until_stopped(server.settings, server.patience, name, part, answer.revision)
         elif not is_driven(report):
@@ -277,7 +261,7 @@ def _wait_until_stopped(settings: dict[str, Any], patience: float, name: str, pa
 
     end = clock.monotonic() + STOP_SECONDS
     while clock.monotonic() < end:
-        report = report_of(settings, patience, name)
+        report = read_reports(settings, patience).get(name)
         if not is_driven(report) or state_of(report) not in {records.RUNNING, records.STARTING}:
             return
         if part and report and state_of(report) == records.RUNNING and (report.get("revision") or 0) >= (revision or 0):
@@ -286,9 +270,9 @@ def _wait_until_stopped(settings: dict[str, Any], patience: float, name: str, pa
     fail(f"{part or name} was asked to stop, and has not within {STOP_SECONDS:g} s: a call takes long")
 
 
-def _state_change(kind: str, done: str, short: str, text: str) -> click.Command:
+def _state_change(kind: str, done: str, short: str, text: str, whole: str = "") -> click.Command:
     """Return the command `kop mesh KIND`, which asks for a change of a mesh, or of one part of it; `done` says what has
-    become of that then, `short` and `text` are its help.
+    become of that then, `whole` what goes before it for a whole mesh, `short` and `text` are its help.
     """
 
     @click.command(kind, short_help=short, help=text)
@@ -296,11 +280,9 @@ def _state_change(kind: str, done: str, short: str, text: str) -> click.Command:
     @part_argument
     @json_option
     @connection_options
-    def change(
-        bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, part: str, as_json: bool
-    ) -> None:
-        what = f"{part} {done}" if part else done
-        _changed(kind, what, mesh, part, as_json, (bootstrap, client_config, topic_namespace))
+    def change(server: ServerOptions, mesh: str, part: str, as_json: bool) -> None:
+        what = f"{part or whole} {done}".lstrip()
+        _changed(kind, what, mesh, part, as_json, server)
 
     return change
 
@@ -322,45 +304,38 @@ stop = _state_change(
 )
 
 
-@click.command("restart", short_help="Start the queries of a mesh again, or that of one part.")
-@mesh_argument
-@part_argument
-@json_option
-@connection_options
-def restart(
-    bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, part: str, as_json: bool
-) -> None:
-    """Start the queries of a mesh again: all, or the one with PART. What they have begun is committed first."""
-    what = f"{part or 'all parts'} will start again in a moment"
-    _changed("restart", what, mesh, part, as_json, (bootstrap, client_config, topic_namespace))
+restart = _state_change(
+    "restart",
+    "will start again in a moment",
+    "Start the queries of a mesh again, or that of one part.",
+    "Start the queries of a mesh again: all, or the one with PART. What they have begun is committed first.",
+    whole="all parts",
+)
 
 
 @click.command("delete", short_help="Forget a mesh that does not run, with its offsets.")
 @mesh_argument
 @json_option
 @connection_options
-def delete(bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, as_json: bool) -> None:
+def delete(server: ServerOptions, mesh: str, as_json: bool) -> None:
     """Delete a mesh that does not run, the offsets of its parts too. Topics and state stay. Its drivers end."""
     from kop.client.keyed_topic import KeyedTopic
     from kop.mesh import records
 
-    name, server = name_of(mesh), asked_server(bootstrap, client_config, topic_namespace)
-    settings, patience = server.settings, server.patience
-    with _requests(server) as asking:
-        there, _ = _there(server, name)
-        report = report_of(settings, patience, name)
+    name, asked = name_of(mesh), asked_server(server)
+    settings, patience = asked.settings, asked.patience
+    with _requests(asked) as asking:
+        there, _ = _there(asked, name)
+        report = read_reports(settings, patience).get(name)
         if is_driven(report) and state_of(report) in {records.RUNNING, records.STARTING}:
             fail(f"{name} runs: kop mesh stop {name} first")
         answer = _granted(asking.change("delete", name, there.revision))
         if read_reports(settings, patience):
-            topic = KeyedTopic(settings, records.TOPIC, patience)
-            try:
+            with closing(KeyedTopic(settings, records.TOPIC, patience)) as topic:
                 left = records.decode(topic.read().get(records.key(records.GROUPS, name), b""))
-                _clean(server, {str(group) for part, group in left.items() if part not in there.parts})
+                _clean(asked, {str(group) for part, group in left.items() if part not in there.parts})
                 kinds = (records.REPORT, records.LAYOUT, records.GROUPS)
                 topic.put({records.key(kind, name): None for kind in kinds})
-            finally:
-                topic.close()
         _done(name, "deleted; its topics and the state of its functions are still there", answer, as_json)
 
 
@@ -376,26 +351,23 @@ def _clean(server: AskedServer, groups: set[str]) -> None:
     meshes, functions = read_definitions(server.settings, server.patience)
     groups -= {definition.spec.group for definition in functions.values()}
     groups -= {part for mesh in meshes.values() for part in mesh.parts}
-    writer = WriteClient(server.settings, server.patience)
-    try:
+    with closing(WriteClient(server.settings, server.patience)) as writer:
         for group in sorted(groups):
             try:
                 writer.delete_group(group)
             except KafkaError as error:
                 note(f"its offsets are still there: kop groups delete {group} ({error!r})")
-    finally:
-        writer.close()
 
 
 @click.command("get", short_help="Print the file of a mesh as it is defined.")
 @mesh_argument
 @json_option
 @connection_options
-def get(bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, as_json: bool) -> None:
+def get(server: ServerOptions, mesh: str, as_json: bool) -> None:
     """Print the file of a mesh; with --json its revision, who made it what it is, and the configs of its functions."""
-    name, server = name_of(mesh), asked_server(bootstrap, client_config, topic_namespace)
-    with _requests(server):
-        there, functions = _there(server, name)
+    name, asked = name_of(mesh), asked_server(server)
+    with _requests(asked):
+        there, functions = _there(asked, name)
     if not as_json:
         click.echo(there.text, nl=False)
         return

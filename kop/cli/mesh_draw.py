@@ -15,7 +15,7 @@ import click
 
 from kop.address import Address, parse_address
 from kop.cli.common import CliUsageError, fail, quiet_client
-from kop.cli.functions import connection_options, read_connection
+from kop.cli.functions import ServerOptions, connection_options, read_connection
 from kop.cli.mesh_definitions import name_of
 from kop.cli.mesh_files import check_file, facts_of
 from kop.cli.mesh_live import Live, serve
@@ -50,9 +50,7 @@ def _address(_context: click.Context, _option: click.Parameter, text: str) -> Ad
 @click.option("--json", "as_json", is_flag=True, help="Give nodes, edges and places as JSON, not a picture.")
 @connection_options
 def draw(
-    bootstrap: str,
-    client_config: str | None,
-    topic_namespace: str,
+    server: ServerOptions,
     mesh: str,
     output: str,
     live: bool,
@@ -68,7 +66,7 @@ def draw(
         raise CliUsageError("--live serves JSON beside the picture, at /mesh.json: leave --json out")
     if live:
         quiet_client()
-        serve(live_mesh(*read_connection(bootstrap, client_config), name_of(mesh)), listen)
+        serve(live_mesh(*read_connection(server), name_of(mesh)), listen)
         return
     from kop.mesh.draw import draw as drawn
     from kop.mesh.nodes import MeshError
@@ -103,7 +101,6 @@ def live_mesh(settings: dict[str, Any], patience: float, name: str) -> Live:
 
     def look() -> tuple[str, str, Mapping[str, Any]]:
         shown = ShownMesh(settings, patience, name)
-        assert shown.definition is not None
         mesh = defined_mesh(shown.definition)
         flows = {
             (edge["topic"], edge["part"].rpartition("/")[2]): Flow(edge["rate"], edge["lag"]) for edge in shown.edges()

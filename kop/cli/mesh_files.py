@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from kop.cli.common import CliUsageError, fail, json_option, note, print_json, print_table, quiet_client
-from kop.cli.functions import connection_options, read_connection
+from kop.cli.functions import ServerOptions, connection_options, read_connection
 
 if TYPE_CHECKING:
     from kop.functions.topics import TopicNames
@@ -49,9 +49,7 @@ code_option = click.option("--no-code", is_flag=True, help="Do not import the co
 @click.pass_context
 def validate(
     context: click.Context,
-    bootstrap: str,
-    client_config: str | None,
-    topic_namespace: str,
+    server: ServerOptions,
     file: str,
     master: str | None,
     cores: int | None,
@@ -67,8 +65,8 @@ def validate(
 
     quiet_client()
     asked = None
-    if client_config is not None or context.get_parameter_source("bootstrap") is not ParameterSource.DEFAULT:
-        asked = asked_server(bootstrap, client_config, topic_namespace)
+    if server.client_config is not None or context.get_parameter_source("bootstrap") is not ParameterSource.DEFAULT:
+        asked = asked_server(server)
     local = cores_of(master)
     checked = check_file(file, asked, cores if local is None else local, looks_at_code=not no_code)
     if as_json:
@@ -102,7 +100,7 @@ class AskedServer(NamedTuple):
     topic_names: TopicNames
 
 
-def asked_server(bootstrap: str, client_config: str | None, topic_namespace: str) -> AskedServer:
+def asked_server(server: ServerOptions) -> AskedServer:
     """Return the server of a command's options, which is asked for the kind of topic names that it takes. Silences the
     client's log. An error ends the command with one line.
     """
@@ -110,9 +108,9 @@ def asked_server(bootstrap: str, client_config: str | None, topic_namespace: str
     from kop.functions.localrun import names_of
 
     quiet_client()
-    settings, patience = read_connection(bootstrap, client_config)
+    settings, patience = read_connection(server)
     try:
-        return AskedServer(settings, patience, names_of(settings, patience, topic_namespace))
+        return AskedServer(settings, patience, names_of(settings, patience, server.topic_namespace))
     except (ClientError, UnreachableError) as error:
         fail(str(error))
 

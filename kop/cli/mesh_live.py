@@ -92,11 +92,9 @@ def live_server(live: Live, listen: Address) -> ThreadingHTTPServer:
         def _answer_mesh(self) -> None:
             try:
                 state, picture, values = live.shown()
-            except CliError as error:
-                self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", error.message)
-                return
             except Exception as error:
-                self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"the server cannot be asked: {error}")
+                why = error.message if isinstance(error, CliError) else f"the server cannot be asked: {error}"
+                self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", why)
                 return
             if self.path == "/mesh.svg":
                 self._answer(HTTPStatus.OK, "image/svg+xml", picture, state)

@@ -6,6 +6,7 @@ Owns: these reads. Must not know: what is shown of it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 from kop import clock
@@ -18,17 +19,9 @@ def read_reports(settings: Mapping[str, Any], patience: float) -> dict[str, dict
     from kop.client.keyed_topic import KeyedTopic
     from kop.mesh import records
 
-    topic = KeyedTopic(settings, records.TOPIC, patience)
-    try:
+    with closing(KeyedTopic(settings, records.TOPIC, patience)) as topic:
         there = {records.split_key(key): value for key, value in topic.read().items()}
-    finally:
-        topic.close()
     return {name: records.decode(value) for (kind, name), value in there.items() if kind == records.REPORT}
-
-
-def report_of(settings: Mapping[str, Any], patience: float, name: str) -> dict[str, Any] | None:
-    """Return the last report of a mesh; None if no driver has written one."""
-    return read_reports(settings, patience).get(name)
 
 
 def state_of(report: Mapping[str, Any] | None) -> str:
@@ -44,8 +37,5 @@ def is_driven(report: Mapping[str, Any] | None) -> bool:
     """Return if a driver has written this report in the last 10 s, in whatever state the mesh is."""
     from kop.mesh import records
 
-    return (
-        bool(report)
-        and report is not None
-        and clock.wall_ms() - int(report.get("at_ms", 0)) <= records.SILENT_SECONDS * 1000
-    )
+    silent_ms = clock.wall_ms() - int((report or {}).get("at_ms", 0))
+    return bool(report) and silent_ms <= records.SILENT_SECONDS * 1000

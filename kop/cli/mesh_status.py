@@ -7,14 +7,15 @@ Must not know: how meshes run.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from kop import clock
-from kop.cli.common import fail, json_option, print_json, print_table, quiet_client
-from kop.cli.functions import connection_options, read_connection
-from kop.cli.mesh_definitions import mesh_argument, name_of
+from kop.cli.common import json_option, print_json, print_rows, print_table, quiet_client
+from kop.cli.functions import ServerOptions, connection_options, read_connection
+from kop.cli.mesh_definitions import existing, mesh_argument, name_of
 from kop.cli.mesh_reports import is_driven, read_reports, state_of
 from kop.cli.times import iso_time
 
@@ -33,12 +34,8 @@ class ShownMesh:
         meshes, _ = read_definitions(settings, patience)
         reports = read_reports(settings, patience)
         self.name = name
-        self.definition = meshes.get(name)
+        self.definition = existing(meshes, name)
         self.report: Mapping[str, Any] = reports.get(name, {})
-        if self.definition is None:
-            known = sorted(meshes)
-            hint = f"; there is {', '.join(known[:5])}" if known else "; kop mesh run FILE makes the first one"
-            fail(f"there is no mesh {name}{hint}")
         self.state = shown_state(self.definition, self.report)
         self.lags = _lags(settings, patience, self.report)
 
@@ -47,7 +44,6 @@ class ShownMesh:
         as definition, report and offsets had them when this object was made.
         """
         report, state = self.report, self.state
-        assert self.definition is not None
         components = {part["name"]: part for part in report.get("components", ())}
         parts = [
             {
@@ -129,13 +125,13 @@ def _at(place: Sequence[Any] | None) -> dict[str, Any] | None:
     return None if not place else dict(zip(("topic", "partition", "offset"), place, strict=True))
 
 
-def shown_state(definition: MeshDefinition | None, report: Mapping[str, Any]) -> str:
+def shown_state(definition: MeshDefinition, report: Mapping[str, Any]) -> str:
     """Return the state of a mesh as of now, in a word: `stopped` if it was stopped and does not run any more, else that
     of its report, and `waiting` if no driver has run it.
     """
     from kop.mesh import records
 
-    if definition is not None and definition.is_stopped and state_of(report) not in {records.RUNNING}:
+    if definition.is_stopped and state_of(report) != records.RUNNING:
         return records.STOPPED
     return state_of(report) or records.WAITING
 
@@ -180,9 +176,11 @@ def _lags(settings: Mapping[str, Any], patience: float, report: Mapping[str, Any
     topics = {topic for _, inputs in reading for topic in inputs}
     if not topics:
         return {}
-    reader, writer = ReadClient(settings, int(patience * 1000)), WriteClient(settings, patience)
     lags: dict[tuple[str, str], int] = {}
-    try:
+    with (
+        closing(ReadClient(settings, int(patience * 1000))) as reader,
+        closing(WriteClient(settings, patience)) as writer,
+    ):
         places = [(name, number) for name, topic in reader.topics(topics).items() for number in topic.leaders]
         ends = reader.list_offsets(dict.fromkeys(places, LATEST), 1)
         for part, inputs in reading:
@@ -192,9 +190,6 @@ def _lags(settings: Mapping[str, Any], patience: float, report: Mapping[str, Any
                 lags[part["name"], topic] = sum(
                     max(0, ends[place] - done.get(place, (0, ""))[0]) for place in own if place[0] == topic
                 )
-    finally:
-        reader.close()
-        writer.close()
     return lags
 
 
@@ -202,13 +197,13 @@ def _lags(settings: Mapping[str, Any], patience: float, report: Mapping[str, Any
 @mesh_argument
 @json_option
 @connection_options
-def status(bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, as_json: bool) -> None:
+def status(server: ServerOptions, mesh: str, as_json: bool) -> None:
     """Show what a mesh does: MESH is its name, or its file.
 
     The lag of an edge within a component is -, for there the records are passed on in memory.
     """
     quiet_client()
-    shown = ShownMesh(*read_connection(bootstrap, client_config), name_of(mesh)).as_json()
+    shown = ShownMesh(*read_connection(server), name_of(mesh)).as_json()
     if as_json:
         print_json(shown)
         return
@@ -250,14 +245,14 @@ def _headline(shown: Mapping[str, Any]) -> str:
 @mesh_argument
 @json_option
 @connection_options
-def stats(bootstrap: str, client_config: str | None, topic_namespace: str, mesh: str, as_json: bool) -> None:
+def stats(server: ServerOptions, mesh: str, as_json: bool) -> None:
     """Show what each part has done since its driver began, and in the last whole minute (1M); then rate and lag of each
     topic with each part that reads it.
 
     Within a component an edge has no lag: the records are passed on in memory.
     """
     quiet_client()
-    shown = ShownMesh(*read_connection(bootstrap, client_config), name_of(mesh))
+    shown = ShownMesh(*read_connection(server), name_of(mesh))
     parts = [_stats_of(part) for part in shown.report.get("parts", ())]
     if as_json:
         print_json({"mesh": shown.name, "state": shown.state, "parts": parts, "edges": shown.edges()})
@@ -297,10 +292,7 @@ def _stats_of(part: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": part["name"],
         "kind": part["kind"],
-        "received": part.get("received", 0),
-        "processed": part.get("processed", 0),
-        "user_exceptions": part.get("user_exceptions", 0),
-        "system_exceptions": part.get("system_exceptions", 0),
+        **{name: part.get(name, 0) for name in ("received", "processed", "user_exceptions", "system_exceptions")},
         "average_ms": _average(part, ""),
         "rate": part.get("rate", 0.0),
         "received_1min": part.get("received_1min", 0),
@@ -314,12 +306,12 @@ def _stats_of(part: Mapping[str, Any]) -> dict[str, Any]:
 @click.command("list", short_help="List the meshes that are defined, with their states.")
 @json_option
 @connection_options
-def list_meshes(bootstrap: str, client_config: str | None, topic_namespace: str, as_json: bool) -> None:
+def list_meshes(server: ServerOptions, as_json: bool) -> None:
     """List the meshes of this server."""
     from kop.functions.topic_requests import read_definitions
 
     quiet_client()
-    settings, patience = read_connection(bootstrap, client_config)
+    settings, patience = read_connection(server)
     meshes, _ = read_definitions(settings, patience)
     reports = read_reports(settings, patience)
     rows = [
@@ -332,10 +324,8 @@ def list_meshes(bootstrap: str, client_config: str | None, topic_namespace: str,
         }
         for name, definition in sorted(meshes.items())
     ]
-    if as_json:
-        print_json(rows)
-    else:
-        print_table(["MESH", "STATE", ">REVISION", "HOST", ">PARTS"], [tuple(row.values()) for row in rows])
+    columns = {"mesh": "MESH", "state": "STATE", "revision": ">REVISION", "host": "HOST", "parts": ">PARTS"}
+    print_rows(rows, as_json, columns)
 
 
 COMMANDS = (list_meshes, status, stats)

@@ -8,6 +8,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
 import click
@@ -140,7 +141,8 @@ def command(
     interactive = file.isatty()
     settings = SendSettings(-1 if acks == "all" else int(acks), CODECS[compression], timeout)
     sender = Sender(topic, servers(bootstrap), client_id(), settings, note, tolerant=interactive, security=security())
-    form = LineForm(sender, key_separator, as_json, null, extra, partition)
+    separator, nothing = (None if text is None else text.encode() for text in (key_separator, null))
+    form = LineForm(sender, separator, as_json, nothing, extra, partition)
     lines = Lines(file, sender.wake)
     stop = StopSignals()
     begin = clock.monotonic()
@@ -240,37 +242,28 @@ class Lines:
         return lines
 
 
+@dataclass
 class LineForm:
     """The form of the lines, by which they are turned into records for a sender."""
 
-    def __init__(
-        self,
-        sender: Sender,
-        separator: str | None,
-        as_json: bool,
-        null: str | None,
-        headers: list[tuple[bytes, bytes | None]],
-        partition: int | None,
-    ) -> None:
-        self.lines = 0
-        """The number of lines that were turned into records so far."""
-        self.problem: str | None = None
-        """The reason if the last line is no record; None otherwise."""
-        self._sender = sender
-        self._separator = None if separator is None else separator.encode()
-        self._as_json = as_json
-        self._null = None if null is None else null.encode()
-        self._headers = headers
-        self._partition = partition
-        self._plain = not (as_json or headers or separator is not None or null is not None)
+    sender: Sender
+    separator: bytes | None
+    as_json: bool
+    null: bytes | None
+    headers: list[tuple[bytes, bytes | None]]
+    partition: int | None
+    lines: int = 0
+    """The number of lines that were turned into records so far."""
+    problem: str | None = None
+    """The reason if the last line is no record; None otherwise."""
 
     def send(self, lines: list[bytes]) -> None:
         """Turn lines into records and give them to the sender, up to the first line that is no record, of which
         `problem` tells then; lines behind it are dropped.
         """
-        if self._plain:
+        if not (self.as_json or self.headers or self.separator is not None or self.null is not None):
             self.lines += len(lines)
-            self._sender.add_values(lines, self._partition)
+            self.sender.add_values(lines, self.partition)
             return
         records = []
         for line in lines:
@@ -280,25 +273,25 @@ class LineForm:
             except LineError as error:
                 self.problem = f"line {self.lines} {error}"
                 break
-        self._sender.add(records)
+        self.sender.add(records)
 
     def _record(self, line: bytes) -> LineRecord:
         key: bytes | None = None
         value: bytes | None = line
-        headers, timestamp, partition = self._headers, None, self._partition
-        if self._as_json:
+        headers, timestamp, partition = self.headers, None, self.partition
+        if self.as_json:
             key, value, own, timestamp, named = from_json(line)
             headers = [*own, *headers]
             if partition is None and named is not None:
                 partition = named
-                if named not in self._sender.partitions:
-                    raise LineError(f"is for partition {named}; the topic has {len(self._sender.partitions)}")
-        elif self._separator is not None:
-            key, separated, value = line.partition(self._separator)
+                if named not in self.sender.partitions:
+                    raise LineError(f"is for partition {named}; the topic has {len(self.sender.partitions)}")
+        elif self.separator is not None:
+            key, separated, value = line.partition(self.separator)
             if not separated:
-                raise LineError(f"has no {self._separator.decode()!r}")
-        if self._null is not None:
-            key, value = (None if item == self._null else item for item in (key, value))
+                raise LineError(f"has no {self.separator.decode()!r}")
+        if self.null is not None:
+            key, value = (None if item == self.null else item for item in (key, value))
         return LineRecord(key, value, headers, timestamp, partition)
 
 

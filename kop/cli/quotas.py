@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import click
@@ -15,6 +15,7 @@ from kop.cli.common import (
     fail,
     json_option,
     note,
+    options,
     print_json,
     print_table,
     reason,
@@ -46,20 +47,15 @@ def command() -> None:
     """List, set and remove how much clients may take (quotas)."""
 
 
-def entity_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that say whose quotas are meant: a user, a client id, an address, or the defaults of one of
-    them.
-    """
-    for option in (
-        click.option("--ip-defaults", is_flag=True, help="Each address without an own quota."),
-        click.option("--ip", metavar="ADDRESS", help="An address that connections come from."),
-        click.option("--client-defaults", is_flag=True, help="Each client id without an own quota."),
-        click.option("--client-id", metavar="NAME", help="A client id; with a user, of that user."),
-        click.option("--user-defaults", is_flag=True, help="Each user without an own quota."),
-        click.option("--user", metavar="NAME", help="A user; ANONYMOUS if nobody logs in."),
-    ):
-        command = option(command)
-    return command
+entity_options = options(
+    click.option("--user", metavar="NAME", help="A user; ANONYMOUS if nobody logs in."),
+    click.option("--user-defaults", is_flag=True, help="Each user without an own quota."),
+    click.option("--client-id", metavar="NAME", help="A client id; with a user, of that user."),
+    click.option("--client-defaults", is_flag=True, help="Each client id without an own quota."),
+    click.option("--ip", metavar="ADDRESS", help="An address that connections come from."),
+    click.option("--ip-defaults", is_flag=True, help="Each address without an own quota."),
+)
+"""Adds the options that say whose quotas are meant: a user, a client id, an address, or the defaults of one of them."""
 
 
 def _entity(options: Mapping[str, Any]) -> dict[str, str | None]:

@@ -191,9 +191,6 @@ class Outbox:
         self._lanes: dict[int, _Lane] = {}
         self.sent = 0
         """The number of records that the server has acknowledged."""
-        self.sent_bytes = 0
-        self.taken = 0
-        """The number of records that were put into the outbox."""
         self.waiting_bytes = 0
 
     @property
@@ -218,7 +215,6 @@ class Outbox:
         partition.
         """
         self._lanes.setdefault(partition, _Lane()).waiting.append(SentBatch(data, records, now))
-        self.taken += records
         self.waiting_bytes += len(data)
 
     def due(self, partitions: Sequence[int], now: float, room: int) -> dict[int, SentBatch]:
@@ -256,7 +252,6 @@ class Outbox:
         if batch.sequence is not None:
             lane.acknowledged = add_sequence(batch.sequence, batch.records)
         self.sent += batch.records
-        self.sent_bytes += len(batch.data)
 
     def failed(self, partition: int, now: float) -> None:
         """Note that the request of one batch of this partition failed: the batch is sent again after 0.1 s, and nothing
@@ -674,9 +669,6 @@ def _words(error: Exception) -> str:
 
 def _first_message(part: Any) -> str | None:
     """Return the server's words on the first record that it refuses, or else on the batch."""
-    for record in part.record_errors or ():
-        if record.batch_index_error_message:
-            words: str = record.batch_index_error_message
-            return words
-    message: str | None = part.error_message
-    return message
+    of_records = (record.batch_index_error_message for record in part.record_errors or ())
+    words: str | None = next(filter(None, of_records), part.error_message)
+    return words

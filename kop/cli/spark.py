@@ -31,12 +31,22 @@ Examples:
 A script finds the address in os.environ["KOP_BOOTSTRAP"]."""
 
 
-def checked_settings(settings: tuple[str, ...]) -> tuple[str, ...]:
-    """Return settings of Spark, each NAME=VALUE. A usage error if one is not."""
+def _checked(_context: click.Context, _option: click.Parameter, settings: tuple[str, ...]) -> tuple[str, ...]:
     for setting in settings:
         if not setting.partition("=")[0] or "=" not in setting:
             raise click.BadParameter(f"{setting!r} is not NAME=VALUE, as in spark.executor.memory=4g")
     return settings
+
+
+conf_option = click.option(
+    "--conf",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=_checked,
+    help="A setting of Spark; may be repeated.",
+)
+"""Adds `--conf`; the command gets `settings` of Spark, each NAME=VALUE."""
 
 
 def given_settings(settings: tuple[str, ...]) -> dict[str, str]:
@@ -77,14 +87,7 @@ def spark_environment(bootstrap: str, settings: tuple[str, ...]) -> dict[str, st
 @click.command("spark", epilog=EPILOG, context_settings={"allow_interspersed_args": False})
 @server_option
 @click.option("--master", metavar="URL", help="Where Spark runs: spark://HOST:7077, or local[2]. Default: here.")
-@click.option(
-    "--conf",
-    "settings",
-    multiple=True,
-    metavar="NAME=VALUE",
-    callback=lambda _context, _option, settings: checked_settings(settings),
-    help="A setting of Spark; may be repeated.",
-)
+@conf_option
 @click.option("--packages", metavar="GROUP:NAME:VERSION,...", help="Jars that Spark fetches from Maven Central.")
 @click.option("--pack", "archive", metavar="FILE", help="Write this environment to FILE for executors, and end.")
 @click.argument("script", required=False, type=click.Path(exists=True, dir_okay=False))

@@ -17,12 +17,14 @@ from kop.cli.common import (
     bold,
     bootstrap_option,
     fail,
+    fail_if_any,
     json_option,
     named,
     no_topic,
     note,
     pairs,
-    print_json,
+    print_blocks,
+    print_rows,
     print_table,
     reason,
     size,
@@ -59,15 +61,11 @@ def list_topics(bootstrap: str, internal: bool, as_json: bool) -> None:
     """List topics with their number of partitions."""
     with admin(bootstrap) as client:
         topics = [t for t in client.describe_topics() if internal or not t["is_internal"]]
-    topics.sort(key=lambda t: str(t["name"]))
-    if as_json:
-        print_json(
-            [{"topic": t["name"], "partitions": len(t["partitions"]), "internal": t["is_internal"]} for t in topics]
-        )
-    elif not topics:
-        note(_NO_TOPICS)
-    else:
-        print_table(["TOPIC", ">PARTITIONS"], [(t["name"], len(t["partitions"])) for t in topics])
+    rows = [
+        {"topic": t["name"], "partitions": len(t["partitions"]), "internal": t["is_internal"]}
+        for t in sorted(topics, key=lambda t: str(t["name"]))
+    ]
+    print_rows(rows, as_json, {"topic": "TOPIC", "partitions": ">PARTITIONS"}, _NO_TOPICS)
 
 
 @command.command("create")
@@ -233,14 +231,8 @@ def describe(bootstrap: str, names: tuple[str, ...], all_configs: bool, admin_ur
                 "partitions": partitions,
             }
         )
-    if as_json:
-        print_json(shown)
-    for number, facts in enumerate(() if as_json else shown):
-        if number:
-            click.echo()
-        _show(facts)
-    if missing:
-        fail("\n".join(missing))
+    print_blocks(shown, as_json, _show)
+    fail_if_any(missing)
     if not known and not as_json:
         note(_NO_TOPICS)
 
@@ -290,12 +282,8 @@ def _older(url: str | None, names: Sequence[str]) -> dict[tuple[str, int], int]:
     asked = url or configured_url(config)
     if not asked or config.kop_pulsar_offsets == "packed":
         return {}
-
-    async def count(rest: Any) -> dict[tuple[str, int], int]:
-        return await older_entries_of(rest, names, config.kop_pulsar_namespace)
-
     try:
-        return ask(asked, config, count)
+        return ask(asked, config, lambda rest: older_entries_of(rest, names, config.kop_pulsar_namespace))
     except CliError as error:
         if url:
             raise
@@ -336,12 +324,9 @@ def delete_records(bootstrap: str, names: tuple[str, ...], before: int | None, e
                 continue
             start = answer["low_watermark"]
             rows.append({"topic": key.topic, "partition": key.partition, "start": start})
-    if as_json:
-        print_json(rows)
-    elif rows:
-        print_table(["TOPIC", ">PARTITION", ">START"], [list(row.values()) for row in rows])
-    if failures:
-        fail("\n".join(failures))
+    if as_json or rows:
+        print_rows(rows, as_json, {"topic": "TOPIC", "partition": ">PARTITION", "start": ">START"})
+    fail_if_any(failures)
 
 
 def chosen_partitions(client: Any, texts: Sequence[str]) -> list[Any]:
@@ -403,5 +388,4 @@ def _report(results: Sequence[Mapping[str, Any]], done: str, ignored: Mapping[in
             click.echo(f"{result['name']}: {ignored.get(code, done)}")
         else:
             failures.append(f"{result['name']}: {reason(code, result.get('error_message'))}")
-    if failures:
-        fail("\n".join(failures))
+    fail_if_any(failures)

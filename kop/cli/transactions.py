@@ -10,16 +10,17 @@ import click
 from kop import clock
 from kop.cli import completion
 from kop.cli.common import (
-    CliUsageError,
     Ordered,
     admin,
     bold,
     bootstrap_option,
     client,
-    fail,
+    fail_if_any,
     json_option,
+    naming,
     note,
-    print_json,
+    print_blocks,
+    print_rows,
     print_table,
     reason,
     retrying,
@@ -55,20 +56,14 @@ def list_transactions(bootstrap: str, only_open: bool, longer_than: str | None, 
     """List transactional ids with the states of their transactions."""
     longer_ms = None
     if longer_than is not None:
-        try:
+        with naming("--longer-than"):
             longer_ms = -parse_duration(longer_than, 0)
-        except ValueError as error:
-            raise CliUsageError(f"--longer-than: {error}") from None
     with admin(bootstrap) as made:
         rows = _listed(made, only_open or longer_ms is not None, longer_ms)
-    if as_json:
-        names = "transactional_id", "state", "producer_id", "coordinator"
-        print_json([dict(zip(names, row, strict=True)) for row in rows])
-        return
-    if not rows:
-        note("there are no open transactions" if only_open or longer_ms is not None else "there are no transactions")
-        return
-    print_table(["TRANSACTIONAL-ID", "STATE", ">PRODUCER", ">COORDINATOR"], rows)
+    names = "transactional_id", "state", "producer_id", "coordinator"
+    columns = dict(zip(names, ("TRANSACTIONAL-ID", "STATE", ">PRODUCER", ">COORDINATOR"), strict=True))
+    empty = "there are no open transactions" if only_open or longer_ms is not None else "there are no transactions"
+    print_rows([dict(zip(names, row, strict=True)) for row in rows], as_json, columns, empty)
 
 
 def _listed(made: Any, only_open: bool, longer_ms: int | None = None) -> list[tuple[str, str, int, int]]:
@@ -105,16 +100,10 @@ def describe(bootstrap: str, names: tuple[str, ...], all_open: bool, as_json: bo
                 failures.append(f"{name}: {reason(NOT_FOUND)}")
             else:
                 shown.append(_facts(name, described))
-    if as_json:
-        print_json(shown)
-    for number, facts in enumerate(() if as_json else shown):
-        if number:
-            click.echo()
-        _show(facts)
+    print_blocks(shown, as_json, _show)
     if not wanted and not as_json:
         note("there are no open transactions")
-    if failures:
-        fail("\n".join(failures))
+    fail_if_any(failures)
 
 
 def _described(made: Any, name: str) -> Any:
@@ -183,8 +172,7 @@ def abort(bootstrap: str, names: tuple[str, ...]) -> None:
             else:
                 _fence(bootstrap, name)
                 click.echo(f"{name}: aborted")
-    if failures:
-        fail("\n".join(failures))
+    fail_if_any(failures)
 
 
 def _fence(bootstrap: str, name: str) -> None:

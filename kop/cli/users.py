@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any
 
 import click
 
@@ -16,10 +17,9 @@ from kop.cli.common import (
     ask_server,
     bootstrap_option,
     fail,
+    fail_if_any,
     json_option,
-    note,
-    print_json,
-    print_table,
+    print_rows,
     reason,
 )
 
@@ -33,9 +33,7 @@ Examples:
 
 MECHANISMS = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
 LEAST_ITERATIONS, MOST_ITERATIONS = 4096, 16_384
-SALT_BYTES = 20
 
-T = TypeVar("T")
 Change = tuple[str, int, str | None]
 """A user, a mechanism, and the password; None: the credential goes."""
 
@@ -45,13 +43,12 @@ def command() -> None:
     """Create, list and delete users with passwords (SCRAM)."""
 
 
-def store_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--store`: the command gets `store`, the URL of a store to work in, or None."""
-    return click.option(
-        "--store",
-        metavar="URL",
-        help="Work in this store (sqlite:PATH), which no broker has open, instead of asking a broker.",
-    )(function)
+store_option = click.option(
+    "--store",
+    metavar="URL",
+    help="Work in this store (sqlite:PATH), which no broker has open, instead of asking a broker.",
+)
+"""Adds `--store`: the command gets `store`, the URL of a store to work in, or None."""
 
 
 def mechanism_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -107,7 +104,7 @@ def _password(path: str | None) -> str:
         password: str = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
     else:
         try:
-            raw = sys.stdin.buffer.read() if path == "-" else _read(path)
+            raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
             password = raw.decode().removesuffix("\n").removesuffix("\r")
         except OSError as error:
             raise CliUsageError(f"--password-file: {path}: {error.strerror}") from None
@@ -120,11 +117,6 @@ def _password(path: str | None) -> str:
     return password
 
 
-def _read(path: str) -> bytes:
-    with open(path, "rb") as stream:
-        return stream.read()
-
-
 @command.command("list")
 @json_option
 @store_option
@@ -132,13 +124,8 @@ def _read(path: str) -> bytes:
 def list_users(bootstrap: str, as_json: bool, store: str | None) -> None:
     """List users with their mechanisms."""
     rows = _listed(bootstrap, store)
-    if as_json:
-        print_json([dict(zip(("user", "mechanism", "iterations"), row, strict=True)) for row in rows])
-        return
-    if not rows:
-        note("there are no users")
-        return
-    print_table(["USER", "MECHANISM", ">ITERATIONS"], rows)
+    columns = {"user": "USER", "mechanism": "MECHANISM", "iterations": ">ITERATIONS"}
+    print_rows([dict(zip(columns, row, strict=True)) for row in rows], as_json, columns, "there are no users")
 
 
 @command.command("delete")
@@ -158,23 +145,20 @@ def delete(bootstrap: str, names: tuple[str, ...], mechanisms: tuple[str, ...], 
             continue
         _alter(bootstrap, store, [(name, MECHANISMS[mechanism], None) for mechanism in gone])
         click.echo(f"{name}: deleted" + (f", {' and '.join(gone)}" if len(gone) < len(has) else ""))
-    if failures:
-        fail("\n".join(failures))
+    fail_if_any(failures)
 
 
 def _listed(bootstrap: str, store: str | None) -> list[tuple[str, str, int]]:
     """Return user, mechanism and iterations of each SCRAM credential, ordered by user, of the store if one is named,
     else of the server. The command ends if they cannot be read.
     """
-    names = {code: mechanism for mechanism, code in MECHANISMS.items()}
     if store is not None:
 
-        def read(security: Any) -> list[tuple[str, int, int]]:
+        def read(security: Any) -> list[tuple[str, str, int]]:
             users = security.users
-            return [(name, key, each.iterations) for name in users.names() for key, each in users.of(name).items()]
+            return [(name, key.text, each.iterations) for name in users.names() for key, each in users.of(name).items()]
 
-        found_in_store = _in_store(store, read)
-        return sorted((name, names[int(key)], iterations) for name, key, iterations in found_in_store)
+        return sorted(_in_store(store, read))
 
     from kafka.protocol.admin import DescribeUserScramCredentialsRequest
 
@@ -182,6 +166,7 @@ def _listed(bootstrap: str, store: str | None) -> list[tuple[str, str, int]]:
         answer = ask_server(made, DescribeUserScramCredentialsRequest(users=None))
     if answer.error_code:
         fail(reason(answer.error_code, answer.error_message))
+    names = {code: mechanism for mechanism, code in MECHANISMS.items()}
     return sorted(
         (row.user, names.get(info.mechanism, str(info.mechanism)), info.iterations)
         for row in answer.results
@@ -199,6 +184,8 @@ def _alter(bootstrap: str, store: str | None, changes: Iterable[Change], iterati
 
     from kafka.protocol.admin import AlterUserScramCredentialsRequest as Request
 
+    from kop.security.users import SALT_BYTES, Mechanism
+
     with admin(bootstrap) as made:
         for name, mechanism, password in changes:
             if password is None:
@@ -211,18 +198,12 @@ def _alter(bootstrap: str, store: str | None, changes: Iterable[Change], iterati
                     mechanism=mechanism,
                     iterations=iterations,
                     salt=salt,
-                    salted_password=_salted(mechanism, password, salt, iterations),
+                    salted_password=Mechanism(mechanism).salted(password, salt, iterations),
                 )
                 request = Request(deletions=[], upsertions=[upsertion])
             for row in ask_server(made, request).results:
                 if row.error_code:
                     fail(f"{name}: {reason(row.error_code, row.error_message)}")
-
-
-def _salted(mechanism: int, password: str, salt: bytes, iterations: int) -> bytes:
-    import hashlib
-
-    return hashlib.pbkdf2_hmac("sha256" if mechanism == 1 else "sha512", password.encode(), salt, iterations)
 
 
 # -- a store that nothing serves
@@ -235,9 +216,9 @@ async def _write(security: Any, changes: Iterable[Change], iterations: int) -> N
 
     records = []
     for name, code, password in changes:
+        mechanism = Mechanism(code)
         if password is not None and len(name) > LONGEST_NAME:
             fail(f"{name}: Username is longer than {LONGEST_NAME} characters")
-        mechanism = Mechanism(code)
         made = None if password is None else ScramCredential.of_password(mechanism, password, iterations)
         records.append(of_user(name, mechanism, made))
     await security.write(lambda: records)

@@ -56,6 +56,27 @@ Coordinated = tuple[int, str]
 """The kind of a coordinator, and the group or the transactional id that it coordinates."""
 
 
+class ClusterClient:
+    """A client of one cluster. `settings` are kafka-python's; `patience` is in seconds."""
+
+    def __init__(self, settings: Mapping[str, Any], patience: float) -> None:
+        self._connection = ClusterConnection(settings, patience)
+        self._topics: dict[str, Any] = {}
+        """What is known of topics, by their names."""
+
+    def hurry(self, seconds: float) -> None:
+        """Let requests be tried again for at most so many seconds from now, whatever the patience. For any thread."""
+        self._connection.hurry(seconds)
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._connection.close()
+
+    def _forget(self, topics: Iterable[str]) -> None:
+        for topic in topics:
+            self._topics.pop(topic, None)
+
+
 class ClusterConnection:
     """The servers of one cluster. `settings` are kafka-python's; `patience` is in seconds."""
 

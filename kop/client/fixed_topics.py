@@ -7,7 +7,7 @@ Must not know: what is in the topics.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 from kafka import KafkaAdminClient, errors
@@ -21,18 +21,20 @@ def ensure_topics(settings: Mapping[str, Any], topics: Mapping[str, Mapping[str,
     configs of the others. `settings` are kafka-python's, `topics` configs by topic. ClientError if an existing topic
     has others, or the user may not make one.
     """
-    known = {name: value for name, value in settings.items() if name in KafkaAdminClient.DEFAULT_CONFIG}
-    admin = KafkaAdminClient(**known)
     try:
-        for topic, configs in topics.items():
-            with suppress(errors.TopicAlreadyExistsError):
-                admin.create_topics({topic: {"num_partitions": 1, "configs": dict(configs)}})
-            admin.wait_for_topics([topic])
-            _check(admin, topic, configs)
+        with closing(KafkaAdminClient(**known_settings(settings, KafkaAdminClient))) as admin:
+            for topic, configs in topics.items():
+                with suppress(errors.TopicAlreadyExistsError):
+                    admin.create_topics({topic: {"num_partitions": 1, "configs": dict(configs)}})
+                admin.wait_for_topics([topic])
+                _check(admin, topic, configs)
     except (errors.TopicAuthorizationFailedError, errors.ClusterAuthorizationFailedError) as error:
         raise ClientError(f"let this user make and describe the topics {', '.join(topics)}: {error!r}") from None
-    finally:
-        admin.close()
+
+
+def known_settings(settings: Mapping[str, Any], client: Any) -> dict[str, Any]:
+    """Return those of kafka-python's settings that a class of its clients knows."""
+    return {name: value for name, value in settings.items() if name in client.DEFAULT_CONFIG}
 
 
 def _check(admin: Any, topic: str, configs: Mapping[str, str]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssi
 from kafka.structs import MemberState
 
 from kop import clock
+from kop.client.fixed_topics import known_settings
 from kop.client.write_client import MemberIdentity
 
 log = logging.getLogger(__name__)
@@ -47,11 +48,8 @@ def has_members(settings: Mapping[str, Any], group: str) -> bool:
     """Return true if anybody is in a group, as far as the server knows. `settings` are kafka-python's, whose errors are
     raised.
     """
-    admin = KafkaAdminClient(**_known(settings, KafkaAdminClient.DEFAULT_CONFIG))
-    try:
+    with closing(KafkaAdminClient(**known_settings(settings, KafkaAdminClient))) as admin:
         return bool(admin.describe_groups([group])[group]["members"])
-    finally:
-        admin.close()
 
 
 class Membership:
@@ -143,9 +141,9 @@ class Membership:
     def _be_member(self) -> None:
         admin = consumer = None
         try:
-            admin = KafkaAdminClient(**_known(self._settings, KafkaAdminClient.DEFAULT_CONFIG))
+            admin = KafkaAdminClient(**known_settings(self._settings, KafkaAdminClient))
             consumer = KafkaConsumer(
-                **_known(self._settings, KafkaConsumer.DEFAULT_CONFIG),
+                **known_settings(self._settings, KafkaConsumer),
                 group_id=self._group,
                 enable_auto_commit=False,
                 allow_auto_create_topics=False,
@@ -232,15 +230,8 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
             self._membership.note(held=True)
 
     def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
-        """Note that this member does not hold the partition any more, if it is among those that are taken from it."""
+        """Note that this member does not hold the partition any more, if it is among those that are taken from it, or
+        lost: another one may hold those already.
+        """
         if revoked:
             self._membership.note(held=False)
-
-    def on_partitions_lost(self, lost: Collection[TopicPartition]) -> None:
-        """Note that this member has lost the partition, if it is named: another one may hold it already."""
-        if lost:
-            self._membership.note(held=False)
-
-
-def _known(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if name in defaults}

@@ -12,52 +12,24 @@ from __future__ import annotations
 
 from typing import Final
 
+from kafka.protocol import consumer, metadata, producer
 from kafka.protocol.api_message import ApiMessage
-from kafka.protocol.consumer import (
-    FetchResponse,
-    ListOffsetsRequest,
-    ListOffsetsResponse,
-    OffsetFetchRequest,
-    OffsetFetchResponse,
-)
-from kafka.protocol.metadata import (
-    ApiVersionsRequest,
-    ApiVersionsResponse,
-    FindCoordinatorRequest,
-    FindCoordinatorResponse,
-    MetadataRequest,
-    MetadataResponse,
-)
-from kafka.protocol.producer import (
-    AddOffsetsToTxnRequest,
-    AddOffsetsToTxnResponse,
-    AddPartitionsToTxnRequest,
-    AddPartitionsToTxnResponse,
-    EndTxnRequest,
-    EndTxnResponse,
-    InitProducerIdRequest,
-    InitProducerIdResponse,
-    ProduceRequest,
-    ProduceResponse,
-    TxnOffsetCommitRequest,
-    TxnOffsetCommitResponse,
-)
 
 from kop.client.read_client import FetchRequest
 
 VERSIONS: Final[tuple[tuple[type[ApiMessage], type[ApiMessage], int], ...]] = (
-    (ApiVersionsRequest, ApiVersionsResponse, 4),
-    (MetadataRequest, MetadataResponse, 13),
-    (FindCoordinatorRequest, FindCoordinatorResponse, 4),
-    (InitProducerIdRequest, InitProducerIdResponse, 4),
-    (OffsetFetchRequest, OffsetFetchResponse, 8),
-    (ListOffsetsRequest, ListOffsetsResponse, 11),
-    (AddPartitionsToTxnRequest, AddPartitionsToTxnResponse, 3),
-    (AddOffsetsToTxnRequest, AddOffsetsToTxnResponse, 3),
-    (TxnOffsetCommitRequest, TxnOffsetCommitResponse, 3),
-    (EndTxnRequest, EndTxnResponse, 3),
-    (FetchRequest, FetchResponse, 12),
-    (ProduceRequest, ProduceResponse, 9),
+    (metadata.ApiVersionsRequest, metadata.ApiVersionsResponse, 4),
+    (metadata.MetadataRequest, metadata.MetadataResponse, 13),
+    (metadata.FindCoordinatorRequest, metadata.FindCoordinatorResponse, 4),
+    (producer.InitProducerIdRequest, producer.InitProducerIdResponse, 4),
+    (consumer.OffsetFetchRequest, consumer.OffsetFetchResponse, 8),
+    (consumer.ListOffsetsRequest, consumer.ListOffsetsResponse, 11),
+    (producer.AddPartitionsToTxnRequest, producer.AddPartitionsToTxnResponse, 3),
+    (producer.AddOffsetsToTxnRequest, producer.AddOffsetsToTxnResponse, 3),
+    (producer.TxnOffsetCommitRequest, producer.TxnOffsetCommitResponse, 3),
+    (producer.EndTxnRequest, producer.EndTxnResponse, 3),
+    (FetchRequest, consumer.FetchResponse, 12),
+    (producer.ProduceRequest, producer.ProduceResponse, 9),
 )
 """Requests, their answers, and the version that a gateway of kop and kafka-python agree on."""
 

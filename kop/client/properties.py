@@ -341,8 +341,7 @@ class TokenFile:
     def token(self) -> str:
         """Return the token in the file, read now. PropertyError if the file cannot be read or is empty."""
         try:
-            with open(self._path, encoding="ascii") as stream:
-                token = stream.read().strip()
+            token = Path(self._path).read_text(encoding="ascii").strip()
         except (OSError, ValueError) as error:
             raise PropertyError(f"{_TOKEN_URL}: {self._path}: {getattr(error, 'strerror', 'no ASCII')}") from None
         if not token:

@@ -16,7 +16,7 @@ from kafka.protocol.admin import DescribeConfigsRequest, DescribeLogDirsRequest
 from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.consumer import ListOffsetsRequest
 
-from kop.client.connection import TEMPORARY, ClusterConnection
+from kop.client.connection import TEMPORARY, ClusterClient
 from kop.client.offsets import Offsets, TopicPartition
 from kop.errors import without_frames
 from kop.records import entry_places, entry_schemas
@@ -106,7 +106,7 @@ class Fetched:
     """The versions of Pulsar's schemas that the records name, if they were asked for and the server knows them."""
 
 
-class ReadClient:
+class ReadClient(ClusterClient):
     """A client of one cluster, for one thread.
 
     `settings` are kafka-python's. A request is tried again until `patience_ms` are over where the server says so, the
@@ -116,18 +116,10 @@ class ReadClient:
     """
 
     def __init__(self, settings: Mapping[str, Any], patience_ms: int) -> None:
-        self._connection = ClusterConnection(settings, patience_ms / 1000)
+        super().__init__(settings, patience_ms / 1000)
         self._longest_wait_ms = int(settings.get("request_timeout_ms", _REQUEST_TIMEOUT_MS) * _WAIT_PART)
         self._topics: dict[str, TopicMetadata] = {}
         self._turn = 0
-
-    def hurry(self, seconds: float) -> None:
-        """Let requests be tried again for at most so many seconds from now, whatever the patience. For any thread."""
-        self._connection.hurry(seconds)
-
-    def close(self) -> None:
-        """Close every connection."""
-        self._connection.close()
 
     def topics(
         self, names: Collection[str] | None, refused: dict[str, Exception] | None = None
@@ -237,7 +229,6 @@ class ReadClient:
         """Return those settings of these names that the controller has and tells; an empty dict if this user may not
         ask.
         """
-
         return self._configs(_BROKER, None, names)
 
     def topic_configs(self, topic: str, names: Collection[str]) -> dict[str, str]:
@@ -245,10 +236,6 @@ class ReadClient:
         return self._configs(_TOPIC, topic, names)
 
     def _configs(self, kind: int, name: str | None, names: Collection[str]) -> dict[str, str]:
-        """Return the configs of these names that a topic, or, if `name` is None, the controller has; `kind` says which
-        of the two. An empty dict if this user may not ask.
-        """
-
         def ask() -> dict[str, str]:
             self._connection.metadata([])
             server = self._connection.controller
@@ -302,7 +289,8 @@ class ReadClient:
             responses = self._exchange(by_leader, offsets, settings, ids)
             nearer: dict[int, list[TopicPartition]] = {}
             for place, response in responses.items():
-                if (server := _preferred(response)) >= 0:  # the leader gives no records then (KIP-392)
+                # A server of the client's rack that is to be asked instead: the leader gives no records then (KIP-392).
+                if (server := getattr(response, "preferred_read_replica", -1)) >= 0:
                     nearer.setdefault(server, []).append(place)
             responses |= self._exchange(nearer, offsets, settings, ids) | failed
             answers = {
@@ -408,10 +396,6 @@ class ReadClient:
             failed[topic, partition] = error
         return by_leader
 
-    def _forget(self, topics: Iterable[str]) -> None:
-        for topic in topics:
-            self._topics.pop(topic, None)
-
 
 def _fetch_request(
     places: Sequence[TopicPartition],
@@ -441,9 +425,3 @@ def _fetch_request(
         min_version=4,
         max_version=17 if by_id else _BY_ID - 1,
     )
-
-
-def _preferred(response: Any) -> int:
-    """Return the server of the client's rack that the leader wants to be asked instead; -1 for none."""
-    server: int = getattr(response, "preferred_read_replica", -1)
-    return server

@@ -28,7 +28,7 @@ from kafka.protocol.producer import (
 )
 
 from kop import clock
-from kop.client.connection import GROUP, IN_FLIGHT, TEMPORARY, TRANSACTION, ClusterConnection, Coordinated
+from kop.client.connection import GROUP, IN_FLIGHT, TEMPORARY, TRANSACTION, ClusterClient, Coordinated
 from kop.client.errors import ClientError, FencedError, NotAllowedError, NotMemberError, NoTransactionsError
 from kop.client.offsets import TopicPartition
 from kop.records.batch import read_header
@@ -75,7 +75,7 @@ class _Topic:
     known_at: float
 
 
-class WriteClient:
+class WriteClient(ClusterClient):
     """A client of one cluster.
 
     `settings` are kafka-python's. What fails for a time is tried again for `patience` seconds; then its error is
@@ -84,16 +84,8 @@ class WriteClient:
     """
 
     def __init__(self, settings: Mapping[str, Any], patience: float = PATIENCE_SECONDS) -> None:
-        self._connection = ClusterConnection(settings, patience)
+        super().__init__(settings, patience)
         self._topics: dict[str, _Topic] = {}
-
-    def hurry(self, seconds: float) -> None:
-        """Let requests be tried again for at most so many seconds from now, whatever the patience. For any thread."""
-        self._connection.hurry(seconds)
-
-    def close(self) -> None:
-        """Close every connection."""
-        self._connection.close()
 
     # -- topics
 
@@ -554,10 +546,6 @@ class WriteClient:
         self._change_transaction(producer, EndTxnRequest, committed=commit)
 
     # -- how requests are sent
-
-    def _forget(self, topics: Iterable[str]) -> None:
-        for topic in topics:
-            self._topics.pop(topic, None)
 
     def _change_transaction(self, producer: Identity, request_class: Any, **fields: Any) -> None:
         """Send a request of this class and these fields, which changes the producer's transaction and is answered by an

@@ -144,10 +144,7 @@ class Acls:
             return
         del places[place]
         if places is self._prefixed:
-            lengths = self._lengths[place[0]]
-            lengths[len(acl.name)] -= 1
-            if not lengths[len(acl.name)]:
-                del lengths[len(acl.name)]
+            self._lengths[place[0]] -= Counter([len(acl.name)])  # drops one that is 0 then
 
     def replace(self, acls: Iterable[Acl]) -> None:
         """Make these the only ACLs; those that exist already stay as they are."""

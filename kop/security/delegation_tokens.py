@@ -111,9 +111,6 @@ class TokenIssuer:
                 self._note(token.id)
             tokens.on_change(self._note)
 
-    def __repr__(self) -> str:
-        return f"TokenIssuer({len(self._tokens)} tokens)"
-
     @property
     def is_enabled(self) -> bool:
         """True if there may be tokens."""

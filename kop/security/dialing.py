@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from kop.errors import ConfigError
@@ -33,10 +33,7 @@ class BrokerLogin:
 
     mechanism: str
     name: str
-    password: str
-
-    def __repr__(self) -> str:
-        return f"BrokerLogin({self.mechanism}, {self.name})"
+    password: str = field(repr=False)
 
 
 def broker_login(mechanism: str, jaas: str) -> BrokerLogin:

@@ -9,6 +9,7 @@ Java's own form, JKS, is not read: `keytool` turns it into PKCS12.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 _JKS: Final = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")
@@ -56,12 +57,13 @@ def read(store: Store) -> str:
     if not store.location:
         return f"{store.certificates}\n{store.key}\n"
     try:
-        with open(store.location, "rb") as file:
-            data = file.read()
+        data = Path(store.location).read_bytes()
     except OSError as error:
         why = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror
         raise ValueError(f"{prefix}.location {store.location}: {why}") from None
     try:
+        if data.startswith(_JKS):
+            raise ValueError(of_java(store.kind, store.location))
         return _pem(store, data) if store.type == "PEM" else _pkcs12(store, data)
     except ValueError as error:
         raise ValueError(f"{prefix}.location {store.location}: {error}") from None
@@ -76,16 +78,12 @@ def of_java(kind: str, location: str = "STORE") -> str:
 
 
 def _pem(store: Store, data: bytes) -> str:
-    if data.startswith(_JKS):
-        raise ValueError(of_java(store.kind, store.location))
     if b"-----BEGIN " not in data:
         raise ValueError("it is not PEM; for a store of type PKCS12 set its type")
     return data.decode("ascii", errors="ignore")  # comments may be anything
 
 
 def _pkcs12(store: Store, data: bytes) -> str:
-    if data.startswith(_JKS):
-        raise ValueError(of_java(store.kind, store.location))
     if data.lstrip().startswith(b"-----BEGIN "):
         raise ValueError(f"it is PEM: set ssl.{store.kind}.type=PEM")
     if not data.startswith(b"\x30"):

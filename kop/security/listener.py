@@ -31,10 +31,8 @@ class ListenerSecurity:
     """Returns the principal of a client with this certificate; None if certificates name nobody. ValueError tells why
     the client is not taken.
     """
-
     membership: TenantMembership | None = None
     """Says where clients belong; None: all are of the home space."""
-
     space: Space = HOME
     """The space of names of clients that say nothing of who they are."""
 

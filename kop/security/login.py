@@ -57,16 +57,18 @@ class Login:
 
     def __init__(self, mechanisms: Mechanisms, membership: TenantMembership | None = None) -> None:
         """`membership` tells to which space clients belong; None: all belong to the home space."""
-        self._mechanisms = mechanisms
+        self.mechanisms = mechanisms
+        """The mechanisms that the listener has, by their names."""
         self._membership = membership
         self.space = HOME
         """The space of names of the client that has logged in."""
-        self._mechanism = ""
-        """The mechanism of the exchange under way."""
+        self.mechanism = ""
+        """The mechanism that the client has chosen; empty before."""
         self._exchange: Exchange | None = None
         self._raw = False
         self._asked = False
-        self._has_failed = False
+        self.has_failed = False
+        """True once the login has failed, so that nothing more is accepted from the client."""
         self._principal: str | None = None
         """The principal of the client that has logged in; None before."""
         self._logged_in_by = ""
@@ -80,24 +82,9 @@ class Login:
         """Is called each time that the client has logged in."""
 
     @property
-    def mechanisms(self) -> list[str]:
-        """The names of the mechanisms that the listener has."""
-        return list(self._mechanisms)
-
-    @property
-    def mechanism(self) -> str:
-        """The mechanism that the client has chosen; empty before."""
-        return self._mechanism
-
-    @property
     def has_been_completed(self) -> bool:
         """True if the client has logged in before."""
         return self._principal is not None
-
-    @property
-    def has_failed(self) -> bool:
-        """True once the login has failed, so that nothing more is accepted from the client."""
-        return self._has_failed
 
     @property
     def refusal(self) -> str | None:
@@ -118,7 +105,7 @@ class Login:
         One ApiVersions is served before the login, which this counts. One of a version that is not served does not
         count: the client asks again in version 0 (KIP-511).
         """
-        if self._has_failed:
+        if self.has_failed:
             return Turn.CLOSE
         if self._exchange is not None:
             return Turn.SERVE if api_key == _SASL_AUTHENTICATE else Turn.REFUSE
@@ -147,14 +134,14 @@ class Login:
         login it fails at the client's next step.
         """
         self.claimed = None
-        offer = self._mechanisms.get(mechanism)
+        offer = self.mechanisms.get(mechanism)
         if offer is None:
-            self._has_failed = True
+            self.has_failed = True
             return ErrorCode.UNSUPPORTED_SASL_MECHANISM
         if self._principal is not None and mechanism != self._logged_in_by:
-            self._has_failed = True  # as Kafka, which lets the next step end it
+            self.has_failed = True  # as Kafka, which lets the next step end it
             return ErrorCode.NONE
-        self._mechanism = mechanism
+        self.mechanism = mechanism
         self._exchange = offer.begin(host)
         self._raw = version == 0
         return ErrorCode.NONE
@@ -183,18 +170,18 @@ class Login:
                     raise AuthenticationError("Cannot change the namespace during re-authentication")
                 self.space = space
         except BaseException:
-            self._exchange, self._has_failed = None, True
+            self._exchange, self.has_failed = None, True
             raise
         finally:
             self.claimed = exchange.claimed
         self._exchange = None
-        self._principal, self._logged_in_by = exchange.principal, self._mechanism
+        self._principal, self._logged_in_by = exchange.principal, self.mechanism
         self.lifetime_ms = self._lifetime_ms(exchange.expires_ms, wall_ms())
         if self.completed is not None:
             self.completed()
         return answer, exchange
 
     def _lifetime_ms(self, expires_ms: int | None, now_ms: int) -> int | None:
-        longest = self._mechanisms[self._mechanism].longest_ms
+        longest = self.mechanisms[self.mechanism].longest_ms
         ends = [] if expires_ms is None else [max(expires_ms - now_ms, 0)]
         return min([*ends, longest] if longest > 0 else ends, default=None)

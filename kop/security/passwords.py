@@ -15,11 +15,10 @@ from typing import Final
 from kop import clock
 from kop.security.login_turns import LoginTurns
 from kop.security.sasl.exchange import ClientIdentity
-from kop.security.sasl.scram import SALT_BYTES
-from kop.security.users import LEAST_ITERATIONS, Mechanism, ScramCredential, Users
+from kop.security.users import LEAST_ITERATIONS, SALT_BYTES, Mechanism, ScramCredential, Users
 
-_AT_ONCE: Final = 2
-"""Passwords that are hashed side by side: one takes milliseconds of a core."""
+CHECKS_AT_ONCE: Final = 2
+"""Passwords that are hashed side by side, of all listeners together: one takes milliseconds of a core."""
 _MOST_KNOWN: Final = 1000
 """Users who have come in and are known again."""
 
@@ -73,11 +72,6 @@ class Passwords:
 
     def _identity(self, name: str, mechanism: Mechanism, credential: ScramCredential) -> ClientIdentity:
         return ClientIdentity(f"User:{name}", is_valid=lambda: self._users.scram(mechanism, name) == credential)
-
-
-def checks_at_once() -> LoginTurns:
-    """Return the places for checks of passwords, two at the same time, for all listeners together."""
-    return LoginTurns(_AT_ONCE)
 
 
 def _same(known: str, other: str) -> bool:

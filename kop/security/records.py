@@ -25,52 +25,23 @@ from kop.security.acls import Acl
 from kop.security.delegation_tokens import DelegationToken
 from kop.security.quotas import Entity, QuotaKind
 from kop.security.rights import AclOperation, PatternType, Permission, ResourceType
-from kop.security.users import Mechanism, ScramCredential, UserKey
+from kop.security.users import Mechanism, ScramCredential
 
 KeyValue: TypeAlias = tuple[bytes, bytes | None]
 
 
-class AclEntry(NamedTuple):
-    """The record of an ACL."""
+class SecurityEntry(NamedTuple):
+    """The content of a record: one of `acl`, of `scram`, and so on, what it is about, and what it says of that."""
 
-    acl: Acl
-    present: bool
-    """False if the ACL is gone."""
-
-
-class UserEntry(NamedTuple):
-    """The record of a user's credential for one mechanism."""
-
-    key: UserKey
-    credential: ScramCredential | None
-    """None if it is gone."""
+    kind: str
+    key: Any
+    """An `Acl`, a `UserKey`, the entity and the kind of a quota, the id of a token; None for the secret."""
+    value: Any
+    """True for an ACL, a `ScramCredential`, the limit of a quota, a `DelegationToken`, the secret; None if it is gone.
+    """
 
 
-class QuotaEntry(NamedTuple):
-    """The record of a quota."""
-
-    entity: Entity
-    kind: QuotaKind
-    value: float | None
-    """None if it is gone."""
-
-
-class TokenEntry(NamedTuple):
-    """The record of a delegation token."""
-
-    id: str
-    token: DelegationToken | None
-    """None if it is gone."""
-
-
-class SecretEntry(NamedTuple):
-    """The record of the cluster's secret."""
-
-    secret: bytes
-
-
-Entry: TypeAlias = AclEntry | UserEntry | QuotaEntry | TokenEntry | SecretEntry
-_ACL, _SCRAM, _QUOTA, _TOKEN, _SECRET = "acl", "scram", "quota", "token", "secret"
+ACL, SCRAM, QUOTA, TOKEN, SECRET = "acl", "scram", "quota", "token", "secret"
 _NAMES, _TIMES = ("owner", "requester"), ("issued_ms", "expires_ms", "ends_ms")
 """The fields of a token that are texts, and times."""
 SECRET_BYTES: Final = 32
@@ -86,12 +57,12 @@ def _text(raw: bytes) -> str:
 
 def of_acl(acl: Acl, present: bool = True) -> KeyValue:
     """Return the record that says that an ACL exists, or, if `present` is false, that it does not."""
-    return _packed([_ACL, *acl]), b"{}" if present else None
+    return _packed([ACL, *acl]), b"{}" if present else None
 
 
 def of_user(name: str, mechanism: Mechanism, credential: ScramCredential | None) -> KeyValue:
     """Return the record of a user's credential; a credential of None says that it is removed."""
-    key = _packed([_SCRAM, name, mechanism])
+    key = _packed([SCRAM, name, mechanism])
     if credential is None:
         return key, None
     return key, _packed(
@@ -106,12 +77,12 @@ def of_user(name: str, mechanism: Mechanism, credential: ScramCredential | None)
 
 def of_quota(entity: Entity, kind: QuotaKind, value: float | None) -> KeyValue:
     """Return the record of a quota; a value of None says that it is removed."""
-    return _packed([_QUOTA, kind.value, *entity]), None if value is None else _packed({"value": value})
+    return _packed([QUOTA, kind.value, *entity]), None if value is None else _packed({"value": value})
 
 
 def of_token(token_id: str, token: DelegationToken | None) -> KeyValue:
     """Return the record of a delegation token; a token of None says that it is removed."""
-    key = _packed([_TOKEN, token_id])
+    key = _packed([TOKEN, token_id])
     if token is None:
         return key, None
     return key, _packed({field: getattr(token, field) for field in (*_NAMES, "renewers", *_TIMES)})
@@ -119,10 +90,10 @@ def of_token(token_id: str, token: DelegationToken | None) -> KeyValue:
 
 def of_secret(secret: bytes) -> KeyValue:
     """Return the record of the cluster's secret."""
-    return _packed([_SECRET]), _packed({"secret": _text(secret)})
+    return _packed([SECRET]), _packed({"secret": _text(secret)})
 
 
-def _acl(fields: list[Any], value: bytes | None) -> Entry:
+def _acl(fields: list[Any], value: bytes | None) -> SecurityEntry:
     resource, name, pattern, principal, host, operation, permission = fields
     if not (isinstance(name, str) and isinstance(principal, str) and isinstance(host, str)):
         raise ValueError("no text")
@@ -135,68 +106,68 @@ def _acl(fields: list[Any], value: bytes | None) -> Entry:
         AclOperation(operation),
         Permission(permission),
     )
-    return AclEntry(acl, value is not None)  # whatever it is: a denial must not fall for that
+    return SecurityEntry(ACL, acl, None if value is None else True)  # whatever it is: a denial must not fall for that
 
 
-def _scram(fields: list[Any], value: bytes | None) -> Entry:
+def _scram(fields: list[Any], value: bytes | None) -> SecurityEntry:
     name, mechanism = fields
     if not isinstance(name, str):
         raise ValueError("no text")
     key = name, Mechanism(mechanism)
     if value is None:
-        return UserEntry(key, None)
+        return SecurityEntry(SCRAM, key, None)
     told = json.loads(value)
     salt, stored, server = (b64decode(told[each], validate=True) for each in ("salt", "stored_key", "server_key"))
     iterations = told["iterations"]
     if not isinstance(iterations, int) or iterations < 1 or not stored or not server:
         raise ValueError("no credential")
-    return UserEntry(key, ScramCredential(salt, stored, server, iterations))
+    return SecurityEntry(SCRAM, key, ScramCredential(salt, stored, server, iterations))
 
 
-def _quota(fields: list[Any], value: bytes | None) -> Entry:
+def _quota(fields: list[Any], value: bytes | None) -> SecurityEntry:
     kind, *names = fields
     if len(names) != len(Entity._fields) or not all(name is None or isinstance(name, str) for name in names):
         raise ValueError("no entity")
     entity = Entity(*names)
     if value is None:
-        return QuotaEntry(entity, QuotaKind(kind), None)
+        return SecurityEntry(QUOTA, (entity, QuotaKind(kind)), None)
     limit = json.loads(value)["value"]
     if not isinstance(limit, int | float) or not 0 < limit < math.inf:
         raise ValueError("no limit")
-    return QuotaEntry(entity, QuotaKind(kind), float(limit))
+    return SecurityEntry(QUOTA, (entity, QuotaKind(kind)), float(limit))
 
 
-def _token(fields: list[Any], value: bytes | None) -> Entry:
+def _token(fields: list[Any], value: bytes | None) -> SecurityEntry:
     (token_id,) = fields
     if not isinstance(token_id, str) or not token_id:
         raise ValueError("no id")
     if value is None:
-        return TokenEntry(token_id, None)
+        return SecurityEntry(TOKEN, token_id, None)
     told = json.loads(value)
     owner, requester = names = [told[field] for field in _NAMES]
     times = [told[field] for field in _TIMES]
     renewers = told["renewers"]
     if not all(isinstance(name, str) for name in (*names, *renewers)) or not all(type(time) is int for time in times):
         raise ValueError("no token")
-    return TokenEntry(token_id, DelegationToken(token_id, owner, requester, tuple(renewers), *times))
+    return SecurityEntry(TOKEN, token_id, DelegationToken(token_id, owner, requester, tuple(renewers), *times))
 
 
-def _secret(fields: list[Any], value: bytes | None) -> Entry:
+def _secret(fields: list[Any], value: bytes | None) -> SecurityEntry:
     if fields or value is None:
         raise ValueError("a secret has no name, and is not taken away")
-    return SecretEntry(b64decode(json.loads(value)["secret"], validate=True))
+    return SecurityEntry(SECRET, None, b64decode(json.loads(value)["secret"], validate=True))
 
 
-_KINDS: Final[dict[str, Callable[[list[Any], bytes | None], Entry]]] = {
-    _ACL: _acl,
-    _SCRAM: _scram,
-    _QUOTA: _quota,
-    _TOKEN: _token,
-    _SECRET: _secret,
+_KINDS: Final[dict[str, Callable[[list[Any], bytes | None], SecurityEntry]]] = {
+    ACL: _acl,
+    SCRAM: _scram,
+    QUOTA: _quota,
+    TOKEN: _token,
+    SECRET: _secret,
 }
 
 
-def parsed(key: bytes, value: bytes | None) -> Entry | None:
+def parsed(key: bytes, value: bytes | None) -> SecurityEntry | None:
     """Return the content of a record. None if this version does not know its kind, or it cannot be parsed."""
     try:
         kind, *fields = json.loads(key)

@@ -10,8 +10,6 @@ from pydantic import AfterValidator
 from kop.values import Int, Long, Secret, Settings, setting
 
 STANDARD_AUTHORIZER: Final = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
-
-
 PULSAR_AUTHORIZER: Final = "pulsar"
 """The authorizer.class.name by which Pulsar's grants decide."""
 
@@ -55,7 +53,6 @@ class SecuritySettings(Settings):
     kop_security_max_users: Int = setting(
         "kop.security.max.users", 10_000, "Users with SCRAM credentials that there may be.", ge=0
     )
-
     kop_security_max_tokens: Int = setting(
         "kop.security.max.tokens", 10_000, "Delegation tokens that there may be.", ge=0
     )

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client.core import Metric
 
@@ -25,11 +25,10 @@ from kop.coordination.state_log import BATCH_RECORDS, Follower, KeyValue, StateL
 from kop.errors import BackendError, ErrorCode, InternalError
 from kop.metrics import gauge_value
 from kop.security import records
-from kop.security.acls import Acl, Acls
-from kop.security.delegation_tokens import DelegationToken, DelegationTokens
-from kop.security.quotas import Entity, QuotaKind, Quotas
-from kop.security.records import AclEntry, QuotaEntry, SecretEntry, TokenEntry, UserEntry
-from kop.security.users import ScramCredential, UserKey, Users
+from kop.security.acls import Acls
+from kop.security.delegation_tokens import DelegationTokens
+from kop.security.quotas import Quotas
+from kop.security.users import Users
 from kop.storage.base import Engine
 
 _TOPIC: Final = StateTopic(SECURITY_TOPIC, 1, {"cleanup.policy": "compact", "compression.type": "producer"})
@@ -50,18 +49,14 @@ class SecurityState:
         self.acls = Acls()
         self.quotas = Quotas()
         self.tokens = DelegationTokens()
-        self._secret = b""
+        self.secret = b""
+        """Random bytes of the cluster, made with its state topic, that no client is told."""
         self._not_understood: set[bytes] = set()
         """The keys of records that are there and say nothing to this version of the gateway."""
         self._state_log = StateLog(engine, _TOPIC, wall_ms)
         self._follower: Follower | None = None
         self._following: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
-
-    @property
-    def secret(self) -> bytes:
-        """Random bytes of the cluster, made with its state topic, that no client is told."""
-        return self._secret
 
     def on_user_change(self, callback: Callable[[str], None]) -> None:
         """Call `callback` with the user's name after each change of a credential, by whichever broker."""
@@ -92,11 +87,11 @@ class SecurityState:
             raise InternalError(f"the topic {SECURITY_TOPIC} was not made by kop: delete it, or give it another name")
         self._follower = self._state_log.follower(0, self._take)
         await self._follower.catch_up()
-        if not self._secret:
+        if not self.secret:
             await self.write(self._new_secret)
 
     def _new_secret(self) -> Sequence[KeyValue]:
-        if self._secret:  # another broker was first
+        if self.secret:  # another broker was first
             return ()
         return [records.of_secret(bytes.fromhex(clock.token_hex(records.SECRET_BYTES)))]
 
@@ -149,10 +144,9 @@ class SecurityState:
         it.
         """
         not_understood = set[bytes]() if everything else set(self._not_understood)
-        acls: dict[Acl, bool] = {}
-        credentials: dict[UserKey, ScramCredential | None] = {}
-        quotas: dict[tuple[Entity, QuotaKind], float | None] = {}
-        tokens: dict[str, DelegationToken | None] = {}
+        changes: dict[str, dict[Any, Any]] = {
+            kind: {} for kind in (records.ACL, records.SCRAM, records.QUOTA, records.TOKEN, records.SECRET)
+        }
         for key, value in newest.items():
             entry = records.parsed(key, value)
             if entry is not None or value is None:
@@ -162,22 +156,15 @@ class SecurityState:
                     _log.error("a record of %s is not understood, and does not count: %.100r", SECURITY_TOPIC, key)
                 not_understood.add(key)
                 entry = records.parsed(key, None)  # nor does what it takes the place of, here as after a restart
-            if isinstance(entry, AclEntry):
-                acls[entry.acl] = entry.present
-            elif isinstance(entry, UserEntry):
-                credentials[entry.key] = entry.credential
-            elif isinstance(entry, QuotaEntry):
-                quotas[entry.entity, entry.kind] = entry.value
-            elif isinstance(entry, TokenEntry):
-                tokens[entry.id] = entry.token
-            elif isinstance(entry, SecretEntry):
-                self._secret = entry.secret
+            if entry is not None:
+                changes[entry.kind][entry.key] = entry.value
         self._not_understood = not_understood
+        acls, credentials, quotas, tokens, secrets = changes.values()
+        self.secret = secrets.get(None, self.secret)
         if everything:
-            self.acls.replace(acl for acl, present in acls.items() if present)
-            self.users.replace({key: value for key, value in credentials.items() if value is not None})
-            self.quotas.replace({key: value for key, value in quotas.items() if value is not None})
-            self.tokens.replace({key: value for key, value in tokens.items() if value is not None})
+            parts: tuple[Any, ...] = self.acls, self.users, self.quotas, self.tokens
+            for part, of_part in zip(parts, (acls, credentials, quotas, tokens), strict=True):
+                part.replace({key: value for key, value in of_part.items() if value is not None})
             return
         for acl, present in acls.items():
             (self.acls.add if present else self.acls.remove)(acl)

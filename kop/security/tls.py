@@ -61,7 +61,9 @@ MakeContext: TypeAlias = Callable[[TlsFiles], tuple[ssl.SSLContext, list[StoredC
 
 
 class TlsContext:
-    """A context that is made anew if a file of it has changed. ConfigError if it cannot be made at the start."""
+    """A context that is made anew if a file of it has changed. ConfigError if it cannot be made at the start. `make`
+    is `server_context` for a listener, `client_context` for the way to another broker's.
+    """
 
     def __init__(self, name: str, options: TlsFiles, make: MakeContext) -> None:
         self.name = name
@@ -113,20 +115,6 @@ class TlsContext:
                     stored.store,
                     f"ends in {days:.1f} days" if days > 0 else "has expired",
                 )
-
-
-def of_listener(name: str, options: TlsFiles) -> TlsContext:
-    """Return the TLS context by which a listener shows its certificate, and asks clients for theirs if it is set so.
-    ConfigError if it cannot be made.
-    """
-    return TlsContext(name, options, server_context)
-
-
-def of_caller(name: str, options: TlsFiles) -> TlsContext:
-    """Return the TLS context by which a broker connects to another broker's listener. ConfigError if it
-    cannot be made.
-    """
-    return TlsContext(name, options, client_context)
 
 
 def _stamp_of(path: str) -> tuple[int, int, int] | None:

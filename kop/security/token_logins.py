@@ -13,14 +13,13 @@ from typing import Final
 
 from kop.security.delegation_tokens import DelegationToken, TokenIssuer
 from kop.security.login_turns import LoginTurns
-from kop.security.sasl.scram import LEAST_ITERATIONS
 from kop.security.users import Mechanism, ScramCredential
 
 _MECHANISMS: Final = {mechanism.text: mechanism for mechanism in Mechanism}
 
 
 class Bearers:
-    """The bearers of tokens: the `TokenLogins` of SCRAM. `wall_ms` gives milliseconds since the epoch."""
+    """The bearers of tokens: for SCRAM. `wall_ms` gives milliseconds since the epoch."""
 
     def __init__(self, issuer: TokenIssuer, turns: LoginTurns, wall_ms: Callable[[], int]) -> None:
         self._issuer = issuer
@@ -37,6 +36,4 @@ class Bearers:
         """
         password = b64encode(self._issuer.hmac(token_id)).decode()
         async with self._turns.turn(host, token_id):
-            return await asyncio.to_thread(
-                ScramCredential.of_password, _MECHANISMS[mechanism], password, LEAST_ITERATIONS, salt
-            )
+            return await asyncio.to_thread(ScramCredential.of_password, _MECHANISMS[mechanism], password, salt=salt)

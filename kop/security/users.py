@@ -14,9 +14,11 @@ from enum import IntEnum
 from typing import Final, TypeAlias
 
 from kop import clock
-from kop.security.sasl.scram import SALT_BYTES
 
+SALT_BYTES: Final = 20
+"""The bytes of a salt that is made here: an unknown user is told as many."""
 LEAST_ITERATIONS: Final = 4096
+"""The default of Kafka's tools, which an unknown user is told, too."""
 MOST_ITERATIONS: Final = 16_384
 """The iterations that Kafka takes."""
 
@@ -37,6 +39,10 @@ class Mechanism(IntEnum):
         """The name of the hash function for `hashlib` and `hmac`."""
         return "sha256" if self is Mechanism.SCRAM_SHA_256 else "sha512"
 
+    def salted(self, password: str, salt: bytes, iterations: int) -> bytes:
+        """Return the hash of a password, made so many times; it takes milliseconds."""
+        return hashlib.pbkdf2_hmac(self.hash_name, password.encode(), salt, iterations)
+
 
 @dataclass(frozen=True, slots=True)
 class ScramCredential:
@@ -56,8 +62,7 @@ class ScramCredential:
         """
         if salt is None:
             salt = bytes.fromhex(clock.token_hex(SALT_BYTES))
-        salted = hashlib.pbkdf2_hmac(mechanism.hash_name, password.encode(), salt, iterations)
-        return cls.of_salted(mechanism, salted, iterations, salt)
+        return cls.of_salted(mechanism, mechanism.salted(password, salt, iterations), iterations, salt)
 
     @classmethod
     def of_salted(cls, mechanism: Mechanism, salted: bytes, iterations: int, salt: bytes) -> ScramCredential:
@@ -75,8 +80,6 @@ class Users:
     """All users: those who have a credential."""
 
     def __init__(self) -> None:
-        self.version = 0
-        """Grows with each change."""
         self._users: dict[str, dict[Mechanism, ScramCredential]] = {}
         self._listeners: list[Callable[[str], None]] = []
 
@@ -114,7 +117,6 @@ class Users:
             del self._users[name][mechanism]
             if not self._users[name]:
                 del self._users[name]
-        self.version += 1
         for callback in self._listeners:
             callback(name)
 

@@ -26,12 +26,13 @@ from kop.security.principal import MappingRules, name_of
 from kop.security.sasl.exchange import ClientIdentity, Exchange
 from kop.security.sasl.oauthbearer import OAuthBearerExchange, TokenCheck
 from kop.security.sasl.plain import PlainExchange
-from kop.security.sasl.scram import ScramExchange, TokenLogins
+from kop.security.sasl.scram import ScramExchange
 from kop.security.state import SecurityState
 from kop.security.tenant_membership import TenantMembership
 from kop.security.tenants import HOME, Space
-from kop.security.tls import TlsFiles, of_caller, of_listener
+from kop.security.tls import TlsContext, TlsFiles, client_context, server_context
 from kop.security.token_keys import KeySources
+from kop.security.token_logins import Bearers
 from kop.security.users import Mechanism
 from kop.server.endpoints import Endpoint
 from kop.server.settings import ListenerSettings, ServerSettings
@@ -52,7 +53,7 @@ class LoginParts:
     keys: KeySources
     check_pulsar_token: TokenCheck | None = None
     """Says whose a token of Pulsar is; None: none is taken."""
-    bearers: TokenLogins | None = None
+    bearers: Bearers | None = None
     """Delegation tokens; None: none is taken."""
     membership: TenantMembership | None = None
     """Says to which tenant clients belong; None: all are of the home space."""
@@ -80,7 +81,7 @@ def listener_security(
             log.warning("listener %s asks for a login without TLS: who listens in reads all records", endpoint.name)
     return ListenerSecurity(
         endpoint.name,
-        of_listener(endpoint.name, _tls_files(settings)) if endpoint.has_tls else None,
+        TlsContext(endpoint.name, _tls_files(settings), server_context) if endpoint.has_tls else None,
         mechanisms,
         server.sasl_server_max_receive_size,
         _name_of(endpoint, settings),
@@ -209,7 +210,7 @@ def dialer(between: Endpoint, settings: ListenerSettings, *, alone: bool) -> Dia
     login = None
     if between.has_sasl:
         login = broker_login(settings.sasl_mechanism_inter_broker_protocol, settings.sasl_jaas_config)
-    tls = of_caller(between.name, _tls_files(settings)) if between.has_tls else None
+    tls = TlsContext(between.name, _tls_files(settings), client_context) if between.has_tls else None
     return Dialer(tls, login, _nonce)
 
 

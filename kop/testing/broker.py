@@ -14,8 +14,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
-from types import TracebackType
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from typing import Any, Final, NamedTuple, ParamSpec, Self, TypeVar
 
 from kop.address import Address, NamedAddress
 from kop.app import MemoryStore, Serving, start
@@ -32,6 +31,7 @@ from kop.testing.report import Group
 from kop.testing.requests import SeenRequest, WatchedRequests
 from kop.wire.transaction_state import TransactionStatus
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 DEFAULTS: Mapping[str, str] = {
@@ -195,7 +195,7 @@ class Broker(Startable):
     def requests(self) -> list[SeenRequest]:
         """Return the last 20 requests, in the order in which they came."""
         __tracebackhide__ = True
-        return self._call(self._seen())
+        return self._do(self._running().requests.seen)
 
     # --- what a test does to it
 
@@ -214,45 +214,42 @@ class Broker(Startable):
         one API come one after the other. ValueError for a name that Kafka does not have, and for `times` below 1.
         """
         __tracebackhide__ = True
-        requests = self._running().requests
-        self._call(_later(partial(requests.fail, api, error, times)))
+        self._do(self._running().requests.fail, api, error, times)
 
     def delay(self, api: str, seconds: float, times: int | None = None) -> None:
         """Let requests of an API wait for `seconds` before anything is done for them: the next `times`, or all. See
         `fail`.
         """
         __tracebackhide__ = True
-        requests = self._running().requests
-        self._call(_later(partial(requests.delay, api, seconds, times)))
+        self._do(self._running().requests.delay, api, seconds, times)
 
     def heal(self) -> None:
         """Drop all faults and delays that `fail` and `delay` have set."""
         __tracebackhide__ = True
-        self._call(_later(self._running().requests.heal))
+        self._do(self._running().requests.heal)
 
     def pause(self) -> Paused:
         """Answer nothing until `resume`, or until the end of `with broker.pause():`. Connections stay open."""
         __tracebackhide__ = True
-        self._call(_later(self._running().requests.pause))
+        self._do(self._running().requests.pause)
         return Paused(self)
 
     def resume(self) -> None:
         """Answer the requests that have waited since `pause`, and go on."""
         __tracebackhide__ = True
-        self._call(_later(self._running().requests.resume))
+        self._do(self._running().requests.resume)
 
     def cut_connections(self) -> int:
         """Close the connections of all clients at once; returns how many there were. They may connect again."""
         __tracebackhide__ = True
-        return self._call(_later(self._running().serving.server.cut_connections))
+        return self._do(self._running().serving.server.cut_connections)
 
     def expire_sessions(self, group_id: str) -> int:
         """End the session of each member of a group now, as if it had sent no heartbeat; returns how many ended.
         Members whose JoinGroup or SyncGroup waits stay.
         """
         __tracebackhide__ = True
-        groups = self._running().serving.gateway.groups
-        return self._call(_later(partial(groups.expire_sessions, group_id)))
+        return self._do(self._running().serving.gateway.groups.expire_sessions, group_id)
 
     # --- start and stop
 
@@ -402,10 +399,11 @@ class Broker(Startable):
     async def _groups(self) -> list[Group]:
         groups = self._running().serving.gateway.groups
         described = [groups.describe(listed.group_id) for listed in groups.list()]
-        return sorted(_group(group) for group in described if isinstance(group, Description))
-
-    async def _seen(self) -> list[SeenRequest]:
-        return self._running().requests.seen()
+        return sorted(
+            Group(group.group_id, group.state, tuple(sorted(member.client_id for member in group.members)))
+            for group in described
+            if isinstance(group, Description)
+        )
 
     async def _described(self) -> str:
         return report.line(self.bootstrap, await self._topics(), await self._groups())
@@ -415,13 +413,22 @@ class Broker(Startable):
             (topic.name, [self._log(topic, at) for at in range(topic.partitions)]) for topic in await self._topics()
         ]
         groups = [(group, await self._committed(group.group_id)) for group in await self._groups()]
-        return report.text(topics, groups, await self._seen())
+        return report.text(topics, groups, self._running().requests.seen())
 
     def _running(self) -> _Running:
         __tracebackhide__ = True
         if self._run is None:
             raise RuntimeError("the broker does not run: use it in a `with` block, or call start()")
         return self._run
+
+    def _do(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function on the broker's loop, and return its result."""
+        __tracebackhide__ = True
+
+        async def work() -> T:
+            return call(*args, **kwargs)
+
+        return self._call(work())
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         __tracebackhide__ = True
@@ -444,18 +451,6 @@ class Paused:
     def __enter__(self) -> Paused:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._broker.is_running:
             self._broker.resume()
-
-
-async def _later(call: Callable[[], T]) -> T:
-    """Call a function on the event loop that runs this coroutine."""
-    return call()
-
-
-def _group(description: Description) -> Group:
-    members = tuple(sorted(member.client_id for member in description.members))
-    return Group(description.group_id, description.state, members)

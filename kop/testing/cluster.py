@@ -50,12 +50,12 @@ class Cluster(Startable):
         partition.
         """
         __tracebackhide__ = True
-        return self._broker(self._any().leader_of(topic, partition))
+        return self.brokers[self._any().leader_of(topic, partition) - 1]
 
     def coordinator(self, group_id: str) -> Broker:
         """Return the broker that coordinates a group, also a group that does not exist yet."""
         __tracebackhide__ = True
-        return self._broker(self._any().coordinator_of(group_id))
+        return self.brokers[self._any().coordinator_of(group_id) - 1]
 
     def start(self) -> Self:
         """Start all brokers; returns this cluster once clients can connect to each of them. RuntimeError if it runs
@@ -93,6 +93,3 @@ class Cluster(Startable):
             if broker.is_running:
                 return broker
         raise RuntimeError("no broker of the cluster runs: use the cluster in a `with` block, or call start()")
-
-    def _broker(self, node_id: int) -> Broker:
-        return self.brokers[node_id - 1]

@@ -13,8 +13,9 @@ from handlers.token_steps import TokenLogin
 
 from kop.errors import ErrorCode, PeerError
 from kop.security.delegation_tokens import DelegationToken, DelegationTokens, TokenIssuer
-from kop.security.passwords import checks_at_once
-from kop.security.records import TokenEntry, of_token, parsed
+from kop.security.login_turns import LoginTurns
+from kop.security.passwords import CHECKS_AT_ONCE
+from kop.security.records import SecurityEntry, of_token, parsed
 from kop.security.sasl.exchange import AuthenticationError
 from kop.security.sasl.scram import ScramExchange
 from kop.security.token_logins import Bearers
@@ -131,8 +132,8 @@ def test_a_change_is_told_once() -> None:
 
 def test_a_record_has_no_secret_and_is_read_back() -> None:
     key, value = of_token("id", TOKEN)
-    assert parsed(key, value) == TokenEntry("id", TOKEN)
-    assert parsed(*of_token("id", None)) == TokenEntry("id", None)
+    assert parsed(key, value) == SecurityEntry("token", "id", TOKEN)
+    assert parsed(*of_token("id", None)) == SecurityEntry("token", "id", None)
     assert value is not None
     fields = json.loads(value)
     assert set(fields) == {"owner", "requester", "renewers", "issued_ms", "expires_ms", "ends_ms"}
@@ -161,7 +162,7 @@ def nobody(name: str) -> None:
 def login(of: TokenIssuer, name: str, password: str, now_ms: int = NOW) -> ScramExchange:
     """The exchange of one who has a token and this password. AuthenticationError."""
     clock = [NOW]
-    bearers = Bearers(of, checks_at_once(), lambda: clock[0])
+    bearers = Bearers(of, LoginTurns(CHECKS_AT_ONCE), lambda: clock[0])
     exchange = ScramExchange("SCRAM-SHA-256", nobody, b"secret of the cluster", "server", bearers)
     steps = TokenLogin("SCRAM-SHA-256", name, password)
 
@@ -197,7 +198,7 @@ def test_logins_that_fail_say_the_same(name: str, password: str | None, at: int)
 
 def test_a_token_is_no_user_and_a_user_no_token() -> None:
     of = issuer(TOKEN)
-    bearers = Bearers(of, checks_at_once(), lambda: NOW)
+    bearers = Bearers(of, LoginTurns(CHECKS_AT_ONCE), lambda: NOW)
     exchange = ScramExchange("SCRAM-SHA-256", nobody, b"secret", "server", bearers)
     exchange.step(b"n,,n=id,r=x")
     with pytest.raises(AuthenticationError):

@@ -31,18 +31,16 @@ def as_usual() -> Iterator[None]:
     EXPIRES[0], NAMES[0], CLAIMS[0] = None, "User:u", None
 
 
-class Accepting:
+class Accepting(Exchange):
     """An exchange of two tokens."""
 
     def __init__(self, _host: str) -> None:
-        self.principal: str | None = None
-        self.expires_ms: int | None = EXPIRES[0]
-        self.is_by_token = False
-        self.refusal: str | None = None
+        self.expires_ms = EXPIRES[0]
         self.claim = CLAIMS[0]
-        self.claimed: str | None = None
-        self.is_valid = lambda: True
         self._left = 2
+
+    def is_valid(self) -> bool:
+        return True
 
     def step(self, token: bytes) -> bytes:
         if token == b"wrong":

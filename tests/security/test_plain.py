@@ -11,7 +11,8 @@ import pytest
 from support.waiting import SECONDS, until
 
 from kop.security.jaas import parse_jaas
-from kop.security.passwords import Passwords, checks_at_once
+from kop.security.login_turns import LoginTurns
+from kop.security.passwords import CHECKS_AT_ONCE, Passwords
 from kop.security.sasl.exchange import AuthenticationError, ClientIdentity
 from kop.security.sasl.plain import PlainExchange
 from kop.security.users import Mechanism, ScramCredential, Users
@@ -92,7 +93,7 @@ def users() -> Users:
 )
 def test_passwords_of_the_settings_and_of_scram(name: str, password: str, principal: str | None) -> None:
     async def checked() -> ClientIdentity | None:
-        return await Passwords(users(), SETTINGS.get, checks_at_once()).check(name, password)
+        return await Passwords(users(), SETTINGS.get, LoginTurns(CHECKS_AT_ONCE)).check(name, password)
 
     identity = asyncio.run(checked())
     assert (None if identity is None else identity.principal) == principal
@@ -105,7 +106,7 @@ def test_each_failure_costs_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def main() -> None:
         known = users()
-        passwords = Passwords(known, SETTINGS.get, checks_at_once())
+        passwords = Passwords(known, SETTINGS.get, LoginTurns(CHECKS_AT_ONCE))
         for name in ("alice", "bob", "nobody"):
 
             def count(mechanism: Any, *rest: Any, who: str = name) -> ScramCredential:
@@ -125,7 +126,7 @@ def test_each_failure_costs_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_login_holds_as_long_as_the_password() -> None:
     async def main() -> None:
         known, settings = users(), dict(SETTINGS)
-        passwords = Passwords(known, settings.get, checks_at_once())
+        passwords = Passwords(known, settings.get, LoginTurns(CHECKS_AT_ONCE))
         by_scram, by_settings = await passwords.check("bob", "b512"), await passwords.check("alice", "of settings")
         assert by_scram is not None
         assert by_settings is not None
@@ -154,7 +155,7 @@ def test_clients_that_leave_do_not_have_more_passwords_hashed_at_once(monkeypatc
         return made(*of)
 
     async def main() -> None:
-        passwords = Passwords(known, SETTINGS.get, checks_at_once())
+        passwords = Passwords(known, SETTINGS.get, LoginTurns(CHECKS_AT_ONCE))
         for _ in range(3):
             logins = [asyncio.create_task(passwords.check("nobody", "guess")) for _ in range(4)]
             await until(lambda: running >= 2)
@@ -182,7 +183,7 @@ def test_who_has_come_in_does_not_wait_for_guesses_of_others(monkeypatch: pytest
         return made(*of)
 
     async def main() -> None:
-        passwords = Passwords(known, SETTINGS.get, checks_at_once())
+        passwords = Passwords(known, SETTINGS.get, LoginTurns(CHECKS_AT_ONCE))
         assert await passwords.check("bob", "b512") is not None
         monkeypatch.setattr(ScramCredential, "of_password", of_password)
         guesses = [asyncio.create_task(passwords.check(name, "guess")) for name in ("bob", "nobody", "bob")]
@@ -213,7 +214,7 @@ def test_who_never_came_in_waits_for_a_turn_of_each_address_and_not_for_each_gue
         return made(mechanism, password, *rest)
 
     async def main() -> None:
-        passwords = Passwords(known, SETTINGS.get, checks_at_once())
+        passwords = Passwords(known, SETTINGS.get, LoginTurns(CHECKS_AT_ONCE))
         guesses = [asyncio.create_task(passwords.check("bob", f"guess {n}", "192.0.2.9")) for n in range(40)]
         await until(lambda: len(hashed) == 2)
         honest = asyncio.create_task(passwords.check("bob", "b512", "192.0.2.1"))

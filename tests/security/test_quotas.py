@@ -196,7 +196,7 @@ def test_filters_that_are_refused(components: list[Any], code: int, text: str) -
 def test_records_say_what_was_written(entity: Entity) -> None:
     for value in (1.5, 1e300, None):
         written = records.of_quota(entity, REQUESTS, value)
-        assert records.parsed(*written) == records.QuotaEntry(entity, REQUESTS, value)
+        assert records.parsed(*written) == records.SecurityEntry("quota", (entity, REQUESTS), value)
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-from dataclasses import dataclass
 
 import pytest
 
 from kop.security.sasl.exchange import AuthenticationError
 from kop.security.sasl.scram import ScramExchange, ScramLogin
+from kop.security.users import ScramCredential
 
 CLIENT_NONCE = "rOprNGfwEbeRWgbNEkqO"
 SERVER_NONCE = "%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"
@@ -18,26 +18,18 @@ FIRST = f"n,,n=user,r={CLIENT_NONCE}".encode()
 FINAL = f"c=biws,r={CLIENT_NONCE}{SERVER_NONCE},p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ=".encode()
 
 
-@dataclass(frozen=True)
-class Verifier:
-    salt: bytes
-    stored_key: bytes
-    server_key: bytes
-    iterations: int = 4096
-
-
 def verifier(
     password: str, salt: bytes = base64.b64decode("W22ZaJ0SNY7soEsUEjb6gQ=="), name: str = "sha256"
-) -> Verifier:
+) -> ScramCredential:
     salted = hashlib.pbkdf2_hmac(name, password.encode(), salt, 4096)
     stored = hashlib.new(name, hmac.digest(salted, b"Client Key", name)).digest()
-    return Verifier(salt, stored, hmac.digest(salted, b"Server Key", name))
+    return ScramCredential(salt, stored, hmac.digest(salted, b"Server Key", name), 4096)
 
 
 USERS = {"user": verifier("pencil"), "a,b=c": verifier("p")}
 
 
-def exchange(mechanism: str = "SCRAM-SHA-256", users: dict[str, Verifier] = USERS) -> ScramExchange:
+def exchange(mechanism: str = "SCRAM-SHA-256", users: dict[str, ScramCredential] = USERS) -> ScramExchange:
     return ScramExchange(mechanism, users.get, b"secret of the cluster", SERVER_NONCE)
 
 

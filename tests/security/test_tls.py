@@ -16,7 +16,7 @@ from support.certificates import Authority
 from kop.errors import ConfigError
 from kop.security.issuing import truststore
 from kop.security.keystores import Store
-from kop.security.tls import TlsContext, TlsFiles, client_context, of_caller, of_listener, server_context
+from kop.security.tls import TlsContext, TlsFiles, client_context, server_context
 
 PASSWORD = "of the stores"
 
@@ -224,7 +224,7 @@ def mistakes(ca: Authority, pem: str, p12: str) -> list[tuple[TlsFiles, str]]:
 def test_each_mistake_is_named_and_no_secret_is(ca: Authority, pem: str, p12: str) -> None:
     for options, why in mistakes(ca, pem, p12):
         with pytest.raises(ConfigError) as caught:
-            of_listener("SECURE", options)
+            TlsContext("SECURE", options, server_context)
         (line,) = caught.value.problems
         assert line.startswith("listener SECURE: "), line
         assert why in line
@@ -239,10 +239,10 @@ def test_a_key_with_a_password(ca: Authority) -> None:
         check=True,
     )
     store = keystore(ca.write("locked.pem", made.pem + key.read_bytes()))
-    of_listener("SECURE", TlsFiles(keystore=store, key_password=PASSWORD))
+    TlsContext("SECURE", TlsFiles(keystore=store, key_password=PASSWORD), server_context)
     for wrong, why in (("", "is missing"), ("wrong", "is wrong")):
         with pytest.raises(ConfigError, match=f"ssl.key.password {why}"):
-            of_listener("SECURE", TlsFiles(keystore=store, key_password=wrong))
+            TlsContext("SECURE", TlsFiles(keystore=store, key_password=wrong), server_context)
 
 
 # -- changes, and the time that is left
@@ -255,7 +255,7 @@ def test_a_changed_truststore_counts_and_a_wrong_keystore_does_not(
     keys.write_bytes(Path(ca.keystore("a")).read_bytes())
     trust.write_bytes(ca.issued.pem)
     options = TlsFiles(keystore=keystore(str(keys)), truststore=trusted(str(trust)), client_auth="required")
-    listener, caller = of_listener("S", options), of_caller("S", options)
+    listener, caller = TlsContext("S", options, server_context), TlsContext("S", options, client_context)
     before = listener.context, caller.context
     for context in (listener, caller):
         context.look()
@@ -286,7 +286,7 @@ def test_certificates_that_end_soon_are_told_once_a_day(
     ca: Authority, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = ca.keystore("soon", days=(-1, 20))
-    context = of_listener("S", TlsFiles(keystore=keystore(store)))
+    context = TlsContext("S", TlsFiles(keystore=keystore(store)), server_context)
     real = context.certificates[0].certificate.ends - 20 * 86_400
     told = []
     with caplog.at_level(logging.WARNING):

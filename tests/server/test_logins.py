@@ -26,7 +26,8 @@ from kop.config import Config
 from kop.errors import ConfigError, ErrorCode
 from kop.security import records
 from kop.security.dialing import Dialer, broker_login
-from kop.security.passwords import checks_at_once
+from kop.security.login_turns import LoginTurns
+from kop.security.passwords import CHECKS_AT_ONCE
 from kop.security.token_keys import KeySources
 from kop.security.users import Mechanism, ScramCredential, Users
 from kop.server.endpoints import endpoints
@@ -501,6 +502,6 @@ def secured(settings: dict[str, str]) -> None:
         endpoint,
         config.of(ListenerSettings, listener=endpoint.key),
         config.of(ServerSettings),
-        LoginParts(nobody, checks_at_once(), KeySources()),
+        LoginParts(nobody, LoginTurns(CHECKS_AT_ONCE), KeySources()),
         partial(config.of_mechanism, ListenerSettings, endpoint.key),
     )

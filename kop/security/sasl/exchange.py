@@ -6,9 +6,10 @@ Must not know: any mechanism, requests, sockets.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 LONGEST_NAME: Final = 1024
 """Characters of a user name."""
@@ -50,76 +51,63 @@ class ClientIdentity:
     """The claim to the namespace of the client, by its credentials; None if they say nothing of it."""
 
 
-class Exchange(Protocol):
+def text_of(message: bytes, mechanism: str, longest: int) -> str:
+    """Return the text of a client's message. AuthenticationError if it has more than `longest` bytes, or is not
+    UTF-8.
+    """
+    if len(message) > longest:
+        raise AuthenticationError(f"a message of {mechanism} of {len(message)} bytes")
+    try:
+        return message.decode()
+    except UnicodeDecodeError:
+        raise AuthenticationError(f"a message of {mechanism} that is not UTF-8") from None
+
+
+class Exchange(ABC):
     """One login, on the side of the server."""
 
-    @property
-    def principal(self) -> str | None:
-        """The client's name for rights, as `User:NAME`; None until the exchange has succeeded."""
+    principal: str | None = None
+    """The client's name for rights, as `User:NAME`; None until the exchange has succeeded."""
+    expires_ms: int | None = None
+    """The end of the client's credentials, in milliseconds since the epoch; None: they have none."""
+    claim: NamespaceClaim | None = None
+    """The claim to a namespace that the client's credentials make; None if they make none."""
+    is_by_token = False
+    """True if the client logs in by a delegation token."""
+    claimed: str | None = None
+    """The user name that the client gives, for the audit of a failed login; None before it gives one, or if that is not
+    readable.
+    """
+    refusal: str | None = None
+    """The reason for which the exchange will fail, if the client was told it and has to answer before the end; else
+    None.
+    """
 
-    @property
-    def expires_ms(self) -> int | None:
-        """The end of the client's credentials, in milliseconds since the epoch; None: they have none."""
-
-    @property
-    def claim(self) -> NamespaceClaim | None:
-        """The claim to a namespace that the client's credentials make; None if they make none."""
-
-    @property
-    def is_by_token(self) -> bool:
-        """True if the client logs in by a delegation token."""
-
-    @property
-    def claimed(self) -> str | None:
-        """The user name that the client gives, for the audit of a failed login; None before it gives one, or if that is
-        not readable.
-        """
-
-    @property
-    def refusal(self) -> str | None:
-        """The reason for which the exchange will fail, if the client was told it and has to answer before the end; else
-        None.
-        """
-
+    @abstractmethod
     def is_valid(self) -> bool:
         """Return true as long as the login would succeed again, false once the user is gone, or has another
         password.
         """
 
+    @abstractmethod
     def step(self, token: bytes) -> bytes | Awaitable[bytes]:
         """Return the answer to the client's next token, or an awaitable of it. AuthenticationError if the login has
         failed.
         """
 
 
-class IdentityExchange:
+class IdentityExchange(Exchange):
     """The parts that those exchanges have in common that find who a client is in one step."""
 
-    is_by_token = False
+    _identity: ClientIdentity | None = None
 
-    def __init__(self) -> None:
-        self.identity: ClientIdentity | None = None
-        """The identity of the client; None until the exchange has succeeded."""
-        self.claimed: str | None = None
-        self.refusal: str | None = None
-
-    @property
-    def principal(self) -> str | None:
-        """The client's name for rights, as `User:NAME`; None before it has logged in."""
-        return None if self.identity is None else self.identity.principal
-
-    @property
-    def expires_ms(self) -> int | None:
-        """The end of the client's credentials, in milliseconds since the epoch; None: they have none."""
-        return None if self.identity is None else self.identity.expires_ms
-
-    @property
-    def claim(self) -> NamespaceClaim | None:
-        """The claim to a namespace that the client's credentials make; None if they make none."""
-        return None if self.identity is None else self.identity.claim
+    def succeed(self, identity: ClientIdentity) -> None:
+        """Let the exchange have succeeded: the client has this identity."""
+        self._identity = identity
+        self.principal, self.expires_ms, self.claim = identity.principal, identity.expires_ms, identity.claim
 
     def is_valid(self) -> bool:
         """Return true if the client could log in with the same credentials now. The end of a token is handled as that
         of the session.
         """
-        return self.identity is not None and self.identity.is_valid()
+        return self._identity is not None and self._identity.is_valid()

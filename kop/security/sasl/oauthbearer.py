@@ -10,7 +10,7 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
-from kop.security.sasl.exchange import AuthenticationError, ClientIdentity, IdentityExchange
+from kop.security.sasl.exchange import AuthenticationError, ClientIdentity, IdentityExchange, text_of
 
 LONGEST_MESSAGE: Final = 65_536
 _FIRST: Final = re.compile(r"n,(?:a=((?:[^,=]|=2C|=3D)*))?,\x01((?:[A-Za-z]+=[\x21-\x7e \t\r\n]*\x01)*)\x01")
@@ -33,14 +33,13 @@ class OAuthBearerExchange(IdentityExchange):
     """One login."""
 
     def __init__(self, check: TokenCheck) -> None:
-        super().__init__()
         self._check = check
 
     def step(self, token: bytes) -> bytes | Awaitable[bytes]:
         """Return the answer to the client's next message. AuthenticationError if the login has failed. If the token is
         refused the answer says so, and the client's next message makes the login fail.
         """
-        if self.identity is not None:
+        if self.principal is not None:
             raise AuthenticationError("a message of OAUTHBEARER behind the last one")
         if self.refusal is not None:
             wanted = "" if token == _READ_ON else "; the client had to answer with the byte 1"
@@ -57,18 +56,13 @@ class OAuthBearerExchange(IdentityExchange):
         self.claimed = identity.principal.partition(":")[2]
         if authorization and f"User:{authorization}" != identity.principal:
             raise AuthenticationError("the authorization id has to be empty or that of the token")
-        self.identity = identity
+        self.succeed(identity)
         return b""
 
 
 def _read(message: bytes) -> tuple[str, str]:
     """Return the authorization id and the token of the client's message. AuthenticationError if it is malformed."""
-    if len(message) > LONGEST_MESSAGE:
-        raise AuthenticationError(f"a message of OAUTHBEARER of {len(message)} bytes")
-    try:
-        match = _FIRST.fullmatch(message.decode())
-    except UnicodeDecodeError:
-        raise AuthenticationError("a message of OAUTHBEARER that is not UTF-8") from None
+    match = _FIRST.fullmatch(text_of(message, "OAUTHBEARER", LONGEST_MESSAGE))
     if match is None:
         raise AuthenticationError("the first message of OAUTHBEARER is malformed")
     authorization, text = match.groups()

@@ -17,6 +17,7 @@ from kop.security.sasl.exchange import (
     ClientIdentity,
     IdentityExchange,
     NamespaceClaim,
+    text_of,
 )
 from kop.security.sasl.oauthbearer import TokenCheck, TokenError
 
@@ -37,7 +38,6 @@ class PlainExchange(IdentityExchange):
         """`check_token` returns the identity in a Pulsar token that is given as password; without it such are passwords
         as any others.
         """
-        super().__init__()
         self._check = check
         self._check_token = check_token
 
@@ -45,18 +45,19 @@ class PlainExchange(IdentityExchange):
         """Check the user and password in the message, and return an awaitable of the empty answer. AuthenticationError
         if they are wrong.
         """
-        if self.identity is not None:
+        if self.principal is not None:
             raise AuthenticationError("a message of PLAIN behind the last one")
         self.claimed, password = _read(token)
         return self._log_in(self.claimed, password)
 
     async def _log_in(self, name: str, password: str) -> bytes:
         if self._check_token is not None and password.startswith(_TOKEN):
-            self.identity = await self._by_token(self._check_token, name, password.removeprefix(_TOKEN))
+            self.succeed(await self._by_token(self._check_token, name, password.removeprefix(_TOKEN)))
             return b""
-        self.identity = await self._check(name, password)
-        if self.identity is None:
+        identity = await self._check(name, password)
+        if identity is None:
             raise AuthenticationError("Authentication failed: Invalid username or password")
+        self.succeed(identity)
         return b""
 
     async def _by_token(self, check: TokenCheck, name: str, token: str) -> ClientIdentity:
@@ -75,12 +76,7 @@ class PlainExchange(IdentityExchange):
 
 
 def _read(message: bytes) -> tuple[str, str]:
-    if len(message) > LONGEST_MESSAGE:
-        raise AuthenticationError(f"a message of PLAIN of {len(message)} bytes")
-    try:
-        parts = message.decode().split("\0")
-    except UnicodeDecodeError:
-        raise AuthenticationError("a message of PLAIN that is not UTF-8") from None
+    parts = text_of(message, "PLAIN", LONGEST_MESSAGE).split("\0")
     if len(parts) != 3:
         raise AuthenticationError(f"Invalid SASL/PLAIN response: expected 3 tokens, got {len(parts)}")
     authorization, name, password = parts

@@ -18,65 +18,28 @@ import hashlib
 import hmac
 import re
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-from kop.security.delegation_tokens import DelegationToken
-from kop.security.sasl.exchange import LONGEST_NAME, AuthenticationError, NamespaceClaim
+from kop.security.sasl.exchange import LONGEST_NAME, AuthenticationError, Exchange, text_of
+from kop.security.users import LEAST_ITERATIONS, SALT_BYTES, Mechanism, ScramCredential
 
-HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
+if TYPE_CHECKING:
+    from kop.security.token_logins import Bearers
+
+HASHES: Final = {mechanism.text: mechanism.hash_name for mechanism in Mechanism}
 """The hash function of each mechanism, by the names of `hashlib`."""
-SALT_BYTES: Final = 20
-"""The bytes of a salt that is made here: an unknown user is told as many."""
 LONGEST_MESSAGE: Final = 4096
 """The most bytes of a client's message: it is kept until the login ends."""
-LEAST_ITERATIONS: Final = 4096
-"""The iterations that an unknown user is told: the default of Kafka's tools."""
 _REFUSED: Final = "Authentication failed during authentication due to invalid credentials with SASL mechanism {}"
 _FIRST: Final = re.compile(r"([^,]*),(?:a=([^,]*))?,((?:m=[^,]*,)?n=([^,]*),r=([\x21-\x2b\x2d-\x7e]+))(?:,(.*))?", re.S)
 _FINAL: Final = re.compile(r"(c=([^,]*),r=([\x21-\x2b\x2d-\x7e]+)(?:,[^,]*)*?),p=([^,]*)", re.S)
-
-
-class ScramVerifier(Protocol):
-    """The values that a server keeps of a password."""
-
-    @property
-    def salt(self) -> bytes:
-        """Random bytes."""
-
-    @property
-    def stored_key(self) -> bytes:
-        """The hash of the client's key."""
-
-    @property
-    def server_key(self) -> bytes:
-        """The key by which the server shows that it knows the verifier."""
-
-    @property
-    def iterations(self) -> int:
-        """The number of times that the password was hashed."""
-
-
-class TokenLogins(Protocol):
-    """Delegation tokens, for logins by them."""
-
-    def valid(self, token_id: str) -> DelegationToken | None:
-        """Return the token of that id; None if there is none, or it has expired."""
-
-    async def verifier(self, mechanism: str, token_id: str, salt: bytes, host: str) -> ScramVerifier:
-        """Return the verifier by which the password of a token id is checked, also for an id that no token has, so that
-        clients cannot tell. `host` is the client's address.
-        """
-
-
-def _hmac(key: bytes, text: bytes, name: str) -> bytes:
-    return hmac.digest(key, text, name)
 
 
 def _xor(left: bytes, right: bytes) -> bytes:
     return bytes(a ^ b for a, b in zip(left, right, strict=True))
 
 
-class ScramExchange:
+class ScramExchange(Exchange):
     """One login. `find` returns the verifier of a user, `secret` is the same on all brokers, `nonce` is fresh. `tokens`
     of None: no client logs in by a delegation token. `host` is the client's address.
     """
@@ -84,18 +47,13 @@ class ScramExchange:
     def __init__(
         self,
         mechanism: str,
-        find: Callable[[str], ScramVerifier | None],
+        find: Callable[[str], ScramCredential | None],
         secret: bytes,
         nonce: str,
-        tokens: TokenLogins | None = None,
+        tokens: Bearers | None = None,
         host: str = "",
     ) -> None:
         self._host = host
-        self.principal: str | None = None
-        self.is_by_token = False
-        self.claim: NamespaceClaim | None = None
-        self.expires_ms: int | None = None
-        self.refusal: str | None = None
         self._mechanism = mechanism
         self._hash = HASHES[mechanism]
         self._find = find
@@ -105,9 +63,8 @@ class ScramExchange:
         self._of_client = ""
         """The client's own part of the nonce."""
         self._name = ""
-        self.claimed: str | None = None
         self._header = ""
-        self._verifier: ScramVerifier | None = None
+        self._verifier: ScramCredential | None = None
         self._first = ""
         """The first messages of both sides, of which the proof is made; empty before."""
 
@@ -122,12 +79,7 @@ class ScramExchange:
         """Return the answer to the client's next message, or an awaitable of it. AuthenticationError if the login has
         failed; for a user that there is not, only at the last message.
         """
-        if len(token) > LONGEST_MESSAGE:
-            raise AuthenticationError(f"a message of {self._mechanism} of {len(token)} bytes")
-        try:
-            text = token.decode()
-        except UnicodeDecodeError:
-            raise AuthenticationError(f"a message of {self._mechanism} that is not UTF-8") from None
+        text = text_of(token, self._mechanism, LONGEST_MESSAGE)
         if self.principal is not None:
             raise AuthenticationError(f"a message of {self._mechanism} behind the last one")
         if self._first and self.is_by_token:
@@ -164,7 +116,7 @@ class ScramExchange:
         return answer
 
     def _salt_of_name(self) -> bytes:
-        return _hmac(self._secret, f"{self._mechanism}:{self._name}".encode(), "sha256")[:SALT_BYTES]
+        return hmac.digest(self._secret, f"{self._mechanism}:{self._name}".encode(), "sha256")[:SALT_BYTES]
 
     async def _take_final_of_token(self, text: str) -> bytes:
         assert self._tokens is not None
@@ -185,7 +137,7 @@ class ScramExchange:
         verifier = self._verifier
         size = hashlib.new(self._hash).digest_size
         stored_key = bytes(size) if verifier is None else verifier.stored_key
-        signature = _hmac(stored_key, signed, self._hash)
+        signature = hmac.digest(stored_key, signed, self._hash)
         proof = _from_base64(proof_text)
         client_key = _xor(proof, signature) if len(proof) == size else bytes(size)
         good = hmac.compare_digest(hashlib.new(self._hash, client_key).digest(), stored_key)
@@ -195,7 +147,7 @@ class ScramExchange:
         if verifier is None or not good or not same or len(proof) != size:
             raise AuthenticationError(_REFUSED.format(self._mechanism))
         self.principal = f"User:{self._name}"
-        return f"v={base64.b64encode(_hmac(verifier.server_key, signed, self._hash)).decode()}"
+        return f"v={base64.b64encode(hmac.digest(verifier.server_key, signed, self._hash)).decode()}"
 
 
 class ScramLogin:
@@ -221,11 +173,11 @@ class ScramLogin:
             raise AuthenticationError("the server's answer is none of SCRAM")
         name = self._hash
         salted = hashlib.pbkdf2_hmac(name, self._password.encode(), _from_base64(match[2]), int(match[3]))
-        client_key = _hmac(salted, b"Client Key", name)
+        client_key = hmac.digest(salted, b"Client Key", name)
         without_proof = f"c=biws,r={match[1]}"
         signed = f"{self._bare},{answer.decode()},{without_proof}".encode()
-        proof = _xor(client_key, _hmac(hashlib.new(name, client_key).digest(), signed, name))
-        self._signature = _hmac(_hmac(salted, b"Server Key", name), signed, name)
+        proof = _xor(client_key, hmac.digest(hashlib.new(name, client_key).digest(), signed, name))
+        self._signature = hmac.digest(hmac.digest(salted, b"Server Key", name), signed, name)
         return f"{without_proof},p={base64.b64encode(proof).decode()}".encode()
 
     def check(self, answer: bytes) -> None:
