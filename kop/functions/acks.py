@@ -133,6 +133,11 @@ class Acks:
             places.append((partition, offset))
         return places
 
+    def put_off(self, partition: TopicPartition, offset: int, now: float) -> None:
+        """Note that a message which `due` has returned is not tried at the time `now`: it is due again 0.2 s later."""
+        due = self._due[partition, offset] = now + FIRST_SECONDS
+        heapq.heappush(self._queue, (due, partition, offset))
+
     def next_due(self) -> float | None:
         """Return the time at which the next message is due, on the clock of the times that `failed` was given; None if
         none waits.

@@ -22,6 +22,8 @@ from kop.functions.spec import FunctionSpec, Guarantee
 from kop.functions.state import StateChanges, StateError, StateLostError
 from kop.functions.watch import GENERATION, NOT_CALLING, OFFSET, PARTITION
 
+_NO_OFFSET: Final = 1 << 63
+"""A number behind all offsets."""
 AHEAD_RECORDS: Final = 1_000
 """The most messages of a partition that are called behind one that is not done yet."""
 
@@ -247,30 +249,45 @@ class Calls(CallBase):
         """Call the function again with the messages whose next attempt is due, and with those that have waited for
         them; returns True if any was due.
         """
-        due = self._acks.due(clock.monotonic())
+        now = clock.monotonic()
+        due = sorted(self._acks.due(now))
         for partition, offset in due:
             if self._stopping():
                 break
-            record = self._open.pop((partition, offset), None)
+            record = self._open.get((partition, offset))
             if record is None:  # the attempt before it has acknowledged it
                 continue
             unit = self._unit(partition, record)
+            if unit is not None and self._first_waiting(unit) < offset:  # that is called before it
+                self._acks.put_off(partition, offset, now)
+                continue
+            del self._open[partition, offset]
             self._begin(partition)
-            if not self._call(partition, record) and unit is not None:
+            if not self._call(partition, record) and unit is not None and self._first_waiting(unit) == _NO_OFFSET:
                 self._release(unit)
             self._calling[PARTITION] = NOT_CALLING
         freed, self._freed = self._freed, []
         for unit in freed:
-            if not any(
-                self._acks.is_waiting(*place) and self._unit(place[0], other) == unit
-                for place, other in self._open.items()
-            ):
+            if self._first_waiting(unit) == _NO_OFFSET:
                 self._begin(unit[0])
                 self._release(unit)
                 self._calling[PARTITION] = NOT_CALLING
         return bool(due or freed)
 
     # -- one message
+
+    def _first_waiting(self, unit: Unit) -> int:
+        """Return the offset of the first message of a unit that is to be tried again; _NO_OFFSET if there is none. A
+        call may have refused several (`context.nack`).
+        """
+        return min(
+            (
+                place[1]
+                for place, record in self._open.items()
+                if self._acks.is_waiting(*place) and self._unit(place[0], record) == unit
+            ),
+            default=_NO_OFFSET,
+        )
 
     def _unit(self, partition: TopicPartition, record: InputRecord) -> Unit | None:
         if self._by_partition:

@@ -720,3 +720,32 @@ def test_an_input_that_was_deleted_is_named_and_other_functions_go_on(
         deleted.wait_until(lambda: False)
     kop_broker.produce("staying", ["on"])
     other.wait_until(lambda: other.processed == 1)
+
+
+@pytest.mark.parametrize("fails_again", [False, True])
+@pytest.mark.parametrize("refused", ["ab", "ba"])
+def test_messages_of_a_key_that_another_call_refuses_are_tried_again_in_their_order(
+    broker: Broker, functions: Functions, refused: str, fails_again: bool
+) -> None:
+    ids: dict[str, Any] = {}
+    calls: list[str] = []
+
+    def exclaim(text: str, context: Any) -> None:
+        ids[text] = context.get_message_id()
+        calls.append(text)
+        if text == "c":
+            for each in refused:
+                context.nack(ids[each], "in")
+        elif text in "ab" and calls.count(text) == 1:
+            return  # nobody has acknowledged it
+        elif text == "a" and fails_again and calls.count("a") == 2:
+            raise ValueError(text)
+        context.ack(ids[text], "in")
+
+    broker.produce("in", [("k", "a"), ("k", "b"), ("other", "c"), ("k", "d")])
+    function = functions(
+        exclaim, inputs="in", processing_guarantees="MANUAL", retain_key_ordering=True, subs_position="Earliest"
+    )
+    function.wait_until(lambda: broker.committed(GROUP) == {("in", 0): 4})
+    function.stop()
+    assert "".join(calls[3:]) == ("aabd" if fails_again else "abd")
