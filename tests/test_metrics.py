@@ -136,19 +136,27 @@ def collectors() -> dict[str, tuple[str, ...]]:
             if not isinstance(name, ast.Constant) or not isinstance(name.value, str):
                 assert module.path == PACKAGE / "metrics.py" or called(call) == "Counter", module.where(call)
                 continue
-            labels: ast.expr | None = call.args[2] if len(call.args) > 2 else None
-            if isinstance(labels, ast.Name):
-                labels = next(
-                    node.value
-                    for node, owner in module.inside.items()
-                    if owner is module.inside[call] and isinstance(node, ast.Assign)
-                    if ast.unparse(node.targets[0]) == ast.unparse(call.args[2])
-                )
-            if called(call) in {"counter_value", "gauge_value"}:
-                labels = None
             shown = name.value + ("_total" if called(call) in COUNTERS else "")
-            collectors[shown] = () if labels is None else tuple(ast.literal_eval(labels))
+            has_labels = len(call.args) > 2 and called(call) not in {"counter_value", "gauge_value"}
+            collectors[shown] = tuple(label_names(module, call, call.args[2])) if has_labels else ()
     return collectors
+
+
+def label_names(module: Module, call: ast.Call, labels: ast.expr) -> Iterator[str]:
+    """The names of labels that a call is given: a list, a name that is assigned in the same function, or both mixed."""
+    if isinstance(labels, ast.Name):
+        for node, owner in module.inside.items():
+            if not isinstance(node, ast.Assign) or owner is not module.inside[call]:
+                continue
+            if ast.unparse(node.targets[0]) == labels.id:
+                yield from label_names(module, call, node.value)
+    elif isinstance(labels, ast.Starred):
+        yield from label_names(module, call, labels.value)
+    elif isinstance(labels, ast.List | ast.Tuple):
+        for label in labels.elts:
+            yield from label_names(module, call, label)
+    else:
+        yield ast.literal_eval(labels)
 
 
 def faults() -> set[str]:
