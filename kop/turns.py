@@ -16,15 +16,17 @@ SLOW_SECONDS: Final = 1.0
 """The seconds after which a turn no longer counts: a task that waits for a broker without an answer is no burden."""
 _ITEMS: Final = 100
 """The number of items of a list from one pause to the next."""
+LOOKED_AT: Final = 500
+"""The same if each item is only looked at."""
 
 T = TypeVar("T")
 
 
-async def with_pauses(items: Iterable[T]) -> AsyncIterator[T]:
-    """Yield the items; after every hundredth of them the event loop first runs what else is due."""
+async def with_pauses(items: Iterable[T], every: int = _ITEMS) -> AsyncIterator[T]:
+    """Yield the items; after each `every` of them (100) the event loop first runs what else is due."""
     for number, item in enumerate(items, 1):
         yield item
-        if number % _ITEMS == 0:
+        if number % every == 0:
             await asyncio.sleep(0)
 
 

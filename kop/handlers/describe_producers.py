@@ -23,7 +23,7 @@ from kop.handlers.gateway import Gateway
 from kop.security.rights import AclOperation, ResourceType
 from kop.storage.base import ProducerView
 from kop.transactions.machine import Transaction
-from kop.turns import with_pauses
+from kop.turns import LOOKED_AT, with_pauses
 from kop.wire.messages import DescribeProducersRequest, Message
 from kop.wire.rows import Response
 from kop.wire.transaction_state import TransactionStatus
@@ -76,7 +76,7 @@ async def _coordinated(gw: Gateway) -> _Transactions | KopError:
     transactions, error = gw.transactions.listed()
     if error:
         return KopError("transactional ids are still being loaded", error)
-    async for _, transaction in with_pauses(transactions):
+    async for _, transaction in with_pauses(transactions, LOOKED_AT):
         if transaction.status in _WITHOUT_END:
             for partition in transaction.partitions:
                 by_partition.setdefault(partition, []).append(transaction)

@@ -23,7 +23,7 @@ from kop.handlers.api_versions import LATEST, TRANSACTION_VERSION
 from kop.handlers.gateway import Gateway
 from kop.security.rights import AclOperation, ResourceType
 from kop.transactions.machine import Transaction
-from kop.turns import with_pauses
+from kop.turns import LOOKED_AT, with_pauses
 from kop.wire.rows import Response
 from kop.wire.transaction_state import TransactionStatus
 
@@ -103,7 +103,7 @@ async def list_transactions(gw: Gateway, ctx: Context, request: Any) -> Response
     ctx.access.check_known(ctx.conn, ResourceType.TRANSACTIONAL_ID)
     known, error = gw.transactions.listed()
     rows = []
-    async for transactional_id, transaction in with_pauses(known):
+    async for transactional_id, transaction in with_pauses(known, LOOKED_AT):
         if passes(transactional_id, transaction):
             rows.append((transactional_id, transaction))
     return _listing(ctx, error, sorted(states - labels), rows)
