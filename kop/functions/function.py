@@ -45,7 +45,7 @@ class FunctionCode:
 
     class_name: str
     call: Callable[[Any, Any], Any]
-    """The function: called with an input and a context, it returns the result, or an awaitable of it if `is_async`."""
+    """The function: called with an input and a context, it returns the result, or a coroutine of it if `is_async`."""
     is_async: bool
     """True if the function is a coroutine function."""
     input_annotation: Any
