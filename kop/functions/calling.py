@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from kop import clock
@@ -38,6 +39,10 @@ class CallResult(NamedTuple):
     output: bytes | None
     effects: Sequence[Effect]
     seconds: float
+
+
+Left: TypeAlias = tuple[InputRecord, CallResult | Exception]
+"""A message that has asked for more than a result, with what its call gave, or that has failed, with its error."""
 
 
 class Calls(CallBase):
@@ -70,6 +75,12 @@ class Calls(CallBase):
         failed message to be tried again, and those of which 1000 messages were taken behind one that is not done.
         """
         return {partition for partition in {partition for partition, _ in self._open} if self._waits(partition)}
+
+    def next_due(self) -> float | None:
+        """Return the time, in seconds of the monotonic clock, at which `retry` has something to do; None if nothing
+        waits for that.
+        """
+        return float("-inf") if self._freed else super().next_due()
 
     def _waits(self, partition: TopicPartition) -> bool:
         return (partition, None) in self._blocked or self._acks.ahead(partition) >= AHEAD_RECORDS
@@ -109,14 +120,19 @@ class Calls(CallBase):
         if self._open:
             records = records[: max(1, AHEAD_RECORDS - self._acks.ahead(partition))]
         columns = RecordColumns.of(records)
-        is_plain = self._code.plain is not None and deadline == float("inf")
-        rest = iter(()) if is_plain else iter(columns)
+        run: Callable[[int], tuple[int, Left | None]]
+        if self._code.plain is not None and deadline == float("inf"):
+            inputs = all_decoded(self._inputs[partition[0]], columns.values)
+            values = columns.values if inputs is None else inputs
+            pairs = zip(columns.offsets, values, strict=True)
+            run = partial(self._run_plain, partition, columns, pairs, inputs is not None)
+        else:
+            run = partial(self._run, partition, columns, iter(columns), deadline)
         number = 0
         while number < len(columns):
-            if is_plain:
-                count, left = self._run_plain(partition, columns[number:] if number else columns)
-            else:
-                count, left = self._run(partition, columns, rest, number, deadline)
+            if number:
+                self._begin(partition)
+            count, left = run(number)
             number += count
             if left is not None:
                 record, outcome = left
@@ -133,9 +149,9 @@ class Calls(CallBase):
         partition: TopicPartition,
         records: RecordColumns,
         rest: Iterator[InputRecord],
-        start: int,
         deadline: float,
-    ) -> tuple[int, tuple[InputRecord, CallResult | Exception] | None]:
+        start: int,
+    ) -> tuple[int, Left | None]:
         """Call the function with the messages of the iterator `rest`, which are those of `records` from `start` on. End
         at the first message that fails or asks for something other than state, and at the deadline or a stop; with an
         endless deadline at neither.
@@ -152,7 +168,7 @@ class Calls(CallBase):
         offsets: list[int] = []
         effects.clear()
         number = 0
-        left: tuple[InputRecord, CallResult | Exception] | None = None
+        left: Left | None = None
         changes: StateChanges | None = None
         began = now()
         try:
@@ -182,47 +198,70 @@ class Calls(CallBase):
                 number += 1
                 if not is_endless and (now() >= deadline or stopping()):
                     break
-        except Exception as error:
-            left = record, error
+        except Exception as error:  # returned at once: in a local of this frame it would keep the frame
+            self._ran(partition, records.offsets[start : start + number], values, offsets, began)
+            return number, (record, error)
         self._ran(partition, records.offsets[start : start + number], values, offsets, began)
         return number, left
 
     def _run_plain(
-        self, partition: TopicPartition, records: RecordColumns
-    ) -> tuple[int, tuple[InputRecord, CallResult | Exception] | None]:
-        """Call a function that takes no context with messages, without a deadline, and end at the first that fails.
+        self,
+        partition: TopicPartition,
+        records: RecordColumns,
+        rest: Iterator[tuple[int, Any]],
+        is_decoded: bool,
+        start: int,
+    ) -> tuple[int, Left | None]:
+        """Call a function that takes no context with the messages of the iterator `rest`, without a deadline, and end
+        at the first that fails. `rest` has offsets with values, or with inputs if `is_decoded`, of `records` from
+        `start` on.
 
-        Returns how many are done, and the message that has failed with its error. No row of a message is made but that.
+        Returns how many are done, and the message that has failed with its error. Rows are made only if one fails.
         """
-        calling, call, serde, most = self._calling, self._code.plain, self._inputs[partition[0]], RECORD_BYTES
+        calling, call, most = self._calling, self._code.plain, RECORD_BYTES
         assert call is not None
-        inputs = all_decoded(serde, records.values)
-        decode = serde.deserialize if inputs is None else None
-        quick = quick_encoder(self._output)
-        encode = (quick or self._output.serialize) if self._spec.output else None
+        decode = None if is_decoded else self._inputs[partition[0]].deserialize
+        quick = quick_encoder(self._output) if self._spec.output else None
+        encode = quick or (self._output.serialize if self._spec.output else None)
         values: list[bytes] = []
         silent: list[int] = []
         """The offsets of messages without a result."""
-        result, failure = None, None
+        result = None
         began = clock.monotonic()
         try:
-            for calling[OFFSET], value in zip(records.offsets, inputs or records.values, strict=True):
+            for offset, value in rest:
+                calling[OFFSET] = offset
                 result = call(value if decode is None else decode(value))
                 if result is None or encode is None:
-                    silent.append(calling[OFFSET])
+                    silent.append(offset)
                     continue
                 data = encode(result)
                 if len(data) > most:
                     raise too_large("the result", len(data))
                 values.append(data)
-        except Exception as error:
-            failure = error if quick is None else _better(error, self._output, result)
+        except Exception as error:  # returned at once: in a local of this frame it would keep the frame
+            number = self._ran_plain(partition, records, start, values, silent, began)
+            return number, (records[start + number], error if quick is None else _better(error, self._output, result))
+        return self._ran_plain(partition, records, start, values, silent, began), None
+
+    def _ran_plain(
+        self,
+        partition: TopicPartition,
+        records: RecordColumns,
+        start: int,
+        values: Sequence[bytes],
+        silent: Sequence[int],
+        began: float,
+    ) -> int:
+        """Do what `_ran` does for the messages of `records` from `start` on that have been called: `values` are the
+        results, `silent` the offsets of those without one. Returns their number.
+        """
         number = len(values) + len(silent)
-        offsets = records.offsets[:number]
+        offsets = records.offsets[start : start + number]
         without = set(silent)
         done = [offset for offset in offsets if offset not in without] if without else offsets
         self._ran(partition, offsets, values, done, began)
-        return number, None if failure is None else (records[number], failure)
+        return number
 
     def _ran(
         self,
@@ -235,6 +274,7 @@ class Calls(CallBase):
         """Add the results of messages to the outputs, and note that the messages are done, whose offsets `called` has.
         `values` and `offsets` are of the messages that have a result.
         """
+        self._calling[PARTITION] = NOT_CALLING  # outputs may wait for the server
         if called:
             self._outputs.add_results(self._spec.output, partition, values, offsets)
             self._acks.all_done(partition, called[0], len(called), called[-1] + 1)
@@ -322,7 +362,8 @@ class Calls(CallBase):
         """
         waiting = self._blocked.pop(unit, None)
         while waiting and not self._stopping():
-            if self._call(unit[0], waiting.popleft()):
+            self._call(unit[0], waiting.popleft())
+            if unit in self._blocked:  # that message has failed, or has refused an earlier one
                 self._blocked[unit].extend(waiting)
                 return
 
@@ -411,7 +452,10 @@ class Calls(CallBase):
         elif isinstance(effect, StateChanges):
             effect.apply()
         elif isinstance(effect, Nacked) and (held := self._open.get((effect.partition, effect.offset))) is not None:
-            self._failed(effect.partition, held, NackedError("the function called context.nack"))
+            unit = self._unit(effect.partition, held)
+            waits = self._failed(effect.partition, held, NackedError("the function called context.nack"))
+            if not waits and unit is not None and unit in self._blocked:
+                self._freed.append(unit)
 
     def _failed(self, partition: TopicPartition, record: InputRecord, error: Exception) -> bool:
         """Log and count a failure, and keep the message for its next attempt, if it has one. Else give it up: it is
@@ -485,5 +529,6 @@ def _better(error: Exception, serde: Serde, result: Any) -> Exception:
         if result is not None:
             serde.serialize(result)
     except Exception as better:
+        better.__context__ = None
         return better
     return error

@@ -117,6 +117,7 @@ class FollowedOfTest:
     def __init__(self, name: str, text: str) -> None:
         self.name = name
         self.revision = 0
+        self.groups: set[str] = set()
         self.define(text)
 
     def define(self, text: str, **fields: Any) -> None:
@@ -134,6 +135,10 @@ class FollowedOfTest:
     def other_writers(self) -> OtherWriters:
         """Return that nobody else writes."""
         return OTHERS
+
+    def other_groups(self) -> set[str]:
+        """Return the groups that a test has named."""
+        return self.groups
 
     def close(self) -> None:
         """Do nothing."""
@@ -308,23 +313,25 @@ def test_the_offsets_of_a_query_that_is_taken_out_are_deleted(drives: Any, part_
     assert len(part_queries) == 1
 
 
-@pytest.mark.parametrize("other_has_it", [False, True])
-def test_the_offsets_of_the_group_that_a_part_had_are_deleted_unless_another_part_has_it(
-    drives: Any, other_has_it: bool
+@pytest.mark.parametrize("who_has_it", ["nobody", "part", "function"])
+def test_the_offsets_of_the_group_that_a_part_had_are_deleted_unless_another_one_has_it(
+    drives: Any, who_has_it: str
 ) -> None:
-    name = f"moved-{other_has_it}".lower()
+    name = f"moved-{who_has_it}"
     old, new, first = f"{name}-old", f"{name}-new", f"{{name: {name}-a, "
     drive = drives(name, TWO.replace("{{name: {name}-a, ", f"{{{{name: {{name}}-a, subName: {old}, "))
     drive.begin()
     in_old = {(f"{name}-in", 0): 0}
     assert drive.broker.committed(old) == in_old
     text = TWO.format(name=name).replace(first, f"{first}subName: {new}, ")
-    if other_has_it:
+    if who_has_it == "function":
+        drive.followed.groups.add(old)
+    if who_has_it == "part":
         second = f"{{name: {name}-b, "
         text = text.replace(second, f"{second}subName: {old}, ")
     drive.followed.define(text)
     drive.wait_for(lambda: drive.broker.committed(new), "the offsets of the new group")
-    if other_has_it:
+    if who_has_it != "nobody":
         drive.wait_for(lambda: len(drive.spark.queries) == 2, "the mesh to run again")
         assert drive.broker.committed(old).items() >= in_old.items()
     else:

@@ -74,7 +74,10 @@ DEATHS: Final = 2
 _KEPT_TEXTS: Final = 10
 """The number of ended calls of a function that are told."""
 BATCH_END_SECONDS: Final = 1.0
-"""The seconds that the end of a mesh waits for a batch of a source or a sink; one that is cut off is done again."""
+"""The seconds that the end of queries waits for their batches; one of a source or a sink that is cut off is done again.
+"""
+IN_BATCH: Final = "Processing new data"
+"""The message in the status of a query of Spark whose batch runs."""
 BATCH_LOOK_SECONDS: Final = 0.01
 NO_REVISION: Final = -1
 
@@ -475,11 +478,13 @@ class MeshDriver:
 
     def _clean(self, writer: WriteClient, before: Mapping[str, Any], own: Mapping[str, str]) -> None:
         """Delete the offsets of groups of parts that do not exist any more or have another group now: those in `before`
-        that the part does not have in `own`, unless a part has the group. A group that cannot be deleted is logged and
-        left.
+        that the part does not have in `own`, unless a part, another function or another mesh has the group, or the part
+        has no cleanupSubscription now. A group that cannot be deleted is logged and left.
         """
-        kept = {part.spec.group for part in self._mesh.functions} | set(own.values())
-        for group in {str(group) for name, group in before.items() if own.get(name) != group} - kept:
+        kept = {part.spec.group for part in self._mesh.functions} | set(own.values()) | self._followed.other_groups()
+        stays = {part.spec.fqfn for part in self._mesh.functions} - own.keys()
+        gone = {str(group) for name, group in before.items() if own.get(name) != group and name not in stays}
+        for group in gone - kept:
             try:
                 writer.delete_group(group)
             except Exception as error:
@@ -628,7 +633,7 @@ class MeshDriver:
                 self._hub.end_tasks(query.name)
                 self._hub.wait_until_none(END_SECONDS, query.name)
                 if query.query is not None:
-                    _stop(query.query)
+                    _stop(query, clock.monotonic() + BATCH_END_SECONDS)
                 query.remove_checkpoint()
                 query.query, query.due = None, 0.0
 
@@ -654,10 +659,11 @@ class MeshDriver:
             f"{', '.join(sorted(names))} gets a query of its own: it has ended its worker {DEATHS} times at a record"
         )
         old = [query for query in self._queries if query.component is not None]
+        end = clock.monotonic() + BATCH_END_SECONDS
         for query in old:
             self._hub.end_tasks(query.name)
             if query.query is not None:
-                _stop(query.query)
+                _stop(query, end)
             if query.planner is not None:
                 query.planner.close()
             query.remove_checkpoint()
@@ -881,9 +887,10 @@ class MeshDriver:
         """End the queries of the mesh in Spark, so that others can start, and remove the checkpoints of components.
         Reports still name the queries.
         """
+        end = clock.monotonic() + BATCH_END_SECONDS
         for query in self._queries:
             if query.query is not None:
-                _stop(query.query)
+                _stop(query, end)
             query.query = None
         self._remove_checkpoints()
 
@@ -905,16 +912,16 @@ class MeshDriver:
             other.close()
 
 
-def _stop(query: Any) -> None:
-    """Stop a query of Spark. The batch whose tasks have ended is waited for before, up to 1 s: Spark ends the Python
-    workers of a batch that it breaks off, and the next query would have to wait for new ones.
+def _stop(query: _Query, end: float) -> None:
+    """Stop a query in Spark. The batch of a component, whose tasks have ended, is waited for before, until `end`, in
+    seconds of the monotonic clock, at most: Spark ends the Python workers of a batch that it breaks off, and the next
+    query would have to wait for new ones.
     """
-    end = clock.monotonic() + BATCH_END_SECONDS
     with suppress(Exception):
-        while query.status["isDataAvailable"] and clock.monotonic() < end:
+        while query.component and query.query.status["message"] == IN_BATCH and clock.monotonic() < end:
             threading.Event().wait(BATCH_LOOK_SECONDS)  # Spark does not say when a batch ends
     with suppress(Exception):
-        query.stop()
+        query.query.stop()
 
 
 def _stopped(query: _Query) -> _Query:

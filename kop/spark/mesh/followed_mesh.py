@@ -89,6 +89,15 @@ class FollowedMesh:
             self._versions, self._others = versions, other_writers(self.name, meshes, functions)
         return self._others
 
+    def other_groups(self) -> set[str]:
+        """Return the consumer groups of all functions and other meshes of the server that are not of this mesh."""
+        metadata = self._registry.metadata
+        meshes = dict(metadata.meshes)
+        here = meshes.pop(self.name, None)
+        own = () if here is None else here.functions
+        groups = {made.spec.group for fqfn, made in dict(metadata.definitions).items() if fqfn not in own}
+        return groups.union(*(mesh.others for mesh in meshes.values()))
+
     def ensure(self, mesh: Mesh, text: str) -> None:
         """Let the leader of the workers define the mesh as `mesh`, whose file has the text `text`, and mark it as
         started; returns once `definition` shows that. ClientError if the leader refuses it, or it is not seen here

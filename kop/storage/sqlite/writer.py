@@ -80,7 +80,7 @@ class Destination(Protocol):
         """Call the callbacks of the log, because its high watermark has moved."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class QueuedAppend:
     """An append of one batch on its way to the disk."""
 

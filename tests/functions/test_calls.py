@@ -1,0 +1,194 @@
+"""Calls by themselves: functions without a context, what a failure keeps, and what waits for a message of its key."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from functions.function_kit import context_with, spec_with
+
+from kop.client.record_columns import RecordColumns, StoredRecord
+from kop.functions import calling
+from kop.functions.calling import Calls
+from kop.functions.function import of_object
+from kop.functions.reading import Taken
+from kop.functions.serdes import Serde, all_decoded, input_serde, output_serde
+from kop.functions.spec import Guarantee
+from kop.functions.stats import Stats
+from kop.functions.triggers import Triggers
+
+IN = "in", 0
+ENDLESS = float("inf")
+LOG = logging.getLogger("kop.functions.test")
+
+
+class OutputsOfTest:
+    """Keeps the results that it is given."""
+
+    def __init__(self) -> None:
+        self.results: list[tuple[int, bytes]] = []
+
+    def add_results(self, topic: str, source: Any, values: Sequence[bytes], offsets: Sequence[int]) -> None:
+        """Keep results, each with the offset of its message."""
+        self.results += zip(offsets, values, strict=True)
+
+    def add(self, topic: str, source: int, record: Any) -> None:
+        """Keep no dead letters."""
+
+
+class World:
+    """The calls of a function, and what they gave."""
+
+    def __init__(self, function: Callable[..., Any], logger: logging.Logger = LOG, **fields: Any) -> None:
+        spec = spec_with(**fields)
+        code = of_object(function, "f.F")
+        self.outputs = OutputsOfTest()
+        self.stats = Stats([IN], places := [0] * 8)
+        self.calls = Calls(
+            spec,
+            code,
+            self.outputs,
+            context=lambda effects: context_with(effects, code, spec=spec),
+            stopping=lambda: False,
+            calling=places,
+            partitions={IN: 0},
+            logger=logger,
+            stats=self.stats,
+            triggers=Triggers(),
+            inputs={"in": input_serde(spec, "in", code)},
+            output=output_serde(spec, code),
+        )
+
+    def take(self, values: Sequence[bytes], deadline: float = ENDLESS) -> None:
+        """Call the function with messages of these values, from offset 0 on, as a lane does."""
+        records: list[StoredRecord] = [(offset, 1, None, value, ()) for offset, value in enumerate(values)]
+        self.take_records(records, deadline)
+
+    def take_records(self, records: Sequence[StoredRecord], deadline: float = ENDLESS) -> None:
+        """Call the function with messages."""
+        left: Any = RecordColumns.of(records)
+        while left:
+            done = self.calls.take(Taken(IN, left, left.offsets[-1] + 1), deadline)
+            left = left[done:]
+
+
+class Kept(Exception):
+    """An error whose frames are looked for."""
+
+
+@pytest.mark.parametrize("with_context", [False, True])
+def test_a_failed_call_keeps_nothing_of_the_messages(with_context: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def noted(error: Kept) -> Kept:
+        seen.append(weakref.ref(error))
+        return error
+
+    def plain(text: str) -> str:
+        raise noted(Kept(text))
+
+    def with_a_context(text: str, context: Any) -> str:
+        return plain(text)
+
+    logger = logging.getLogger("kop.functions.test.kept")
+    monkeypatch.setattr(logger, "disabled", True)  # pytest keeps what is logged
+    world = World(with_a_context if with_context else plain, logger, max_message_retries=0)
+    gc.collect()
+    gc.disable()
+    try:
+        world.take([b"a", b"b", b"c"])
+        assert [ref() for ref in seen] == [None] * 3, "no collection was needed"
+    finally:
+        gc.enable()
+
+
+def test_values_are_decoded_once_though_calls_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[int] = []
+
+    def counted(serde: Serde, values: Sequence[Any]) -> Any:
+        decoded.append(len(values))
+        return all_decoded(serde, values)
+
+    monkeypatch.setattr(calling, "all_decoded", counted)
+
+    def plain(text: str) -> str:
+        if text == "bad":
+            raise ValueError(text)
+        return text.upper()
+
+    world = World(plain, max_message_retries=0)
+    world.take([b"a", b"bad", b"b", b"bad", b"bad", b"c"])
+    assert decoded == [6]
+    assert world.outputs.results == [(0, b"A"), (2, b"B"), (5, b"C")]
+
+
+def test_the_error_of_a_function_without_output_is_its_own() -> None:
+    def plain(text: str) -> str:
+        if text == "bad":
+            raise ValueError("its own")
+        return 7  # type: ignore[return-value]
+
+    world = World(plain, output="", max_message_retries=0)
+    world.take([b"a", b"bad", b"b"])
+    told = world.stats.snapshot()
+    assert (told.user_exceptions, told.system_exceptions, told.processed) == (1, 0, 2)
+
+
+def test_results_that_are_missing_keep_the_others_at_their_offsets() -> None:
+    def plain(text: str) -> str | None:
+        return None if text in "bd" else text
+
+    world = World(plain)
+    world.take([b"a", b"b", b"c", b"d", b"e"])
+    assert world.outputs.results == [(0, b"a"), (2, b"c"), (4, b"e")]
+    assert world.calls.committable() == {IN: 5}
+
+
+def test_a_released_message_that_refuses_an_earlier_one_holds_up_those_behind_it() -> None:
+    calls: list[str] = []
+    ids: dict[str, Any] = {}
+
+    def function(text: str, context: Any) -> None:
+        calls.append(text)
+        ids[text] = context.get_message_id()
+        if text == "b" and calls.count("b") == 1:
+            raise ValueError(text)
+        if text == "c" and calls.count("a") == 1:
+            context.nack(ids["a"], "in")
+        if text != "a" or calls.count("a") > 1:
+            context.ack(ids[text], "in")
+
+    world = World(function, processing_guarantees=Guarantee.MANUAL, retain_key_ordering=True, output="")
+    world.take_records([(offset, 1, b"k", text.encode(), ()) for offset, text in enumerate("abcd")])
+    while (due := world.calls.next_due()) is not None:
+        time.sleep(max(0.0, due - time.monotonic()))  # until it is due
+        world.calls.retry()
+    assert "".join(calls) == "abbcad"
+
+
+def test_a_refused_message_that_is_given_up_frees_those_that_wait_for_it() -> None:
+    calls: list[str] = []
+    ids: dict[str, Any] = {}
+
+    def function(text: str, context: Any) -> None:
+        calls.append(text)
+        ids[text] = context.get_message_id()
+        if text == "a":
+            raise ValueError(text)
+        if text == "c":
+            context.nack(ids["a"], "in")
+
+    world = World(function, retain_key_ordering=True, max_message_retries=1, output="")
+    keys = {"a": b"k", "b": b"k", "c": b"other"}
+    world.take_records([(offset, 1, keys[text], text.encode(), ()) for offset, text in enumerate("abc")])
+    assert calls == ["a", "c"]
+    assert world.calls.next_due() is not None
+    world.calls.retry()
+    assert calls == ["a", "c", "b"]
+    assert world.calls.committable() == {IN: 3}
+    assert world.calls.next_due() is None
