@@ -1,7 +1,6 @@
 """Kafka records <-> buffers of Arrow arrays: the specification, in plain Python. `kop._native` is its compiled twin.
 
-Owns: which parts of a record are a row, and back; where rows are cut into chunks and pieces; the digest of rows; lists
-of items into columns, and back.
+Owns: which parts of a record are a row, and back; where rows are cut into chunks and pieces; the digest of rows.
 Must not know: the layout of buffers (`arrow_layout`), headers of batches, compression, transactions (`columns`).
 """
 
@@ -9,13 +8,12 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from itertools import chain, pairwise
 from typing import Final
 
 from kop.records import arrow_layout as layout
-from kop.records.arrow_layout import ChunkParts, Column, ColumnIn, HeadersIn, NumbersIn, TimestampsIn
+from kop.records.arrow_layout import ChunkParts, ColumnIn, HeadersIn, NumbersIn, TimestampsIn
+from kop.records.arrow_layout import column_of, items_of, repeated_offsets  # noqa: F401 (this twin has them, too)
 from kop.records.partitioning import partition_of
 from kop.records.record import Buffer, content_of, frames, headers_of, key_and_value, put_record
 
@@ -23,36 +21,6 @@ SECTION_WEIGHT: Final = 4
 """The bytes of a chunk, at most, that one byte of a record's headers takes."""
 DIGEST_BYTES: Final = 16
 _MIN, _MAX = -(2**63), 2**63 - 1
-
-
-def items_of(made: Column) -> list[bytes | None]:
-    """Return the items of a column that `RowBuilder` or `column_of` made."""
-    nulls, validity, places, data = made
-    present = [data[start:end] for start, end in pairwise(memoryview(places).cast("i").tolist())]
-    if not nulls or validity is None:
-        return list(present)
-    bits = int.from_bytes(validity, "little")
-    return [item if bits >> row & 1 else None for row, item in enumerate(present)]
-
-
-def column_of(items: Sequence[bytes | None]) -> Column:
-    """Return the Arrow buffers of a column with these items. INVALID_RECORD if they take 2 GiB and more."""
-    present = [item or b"" for item in items]
-    return *layout.validity_of([item is not None for item in items]), _offsets(map(len, present)), b"".join(present)
-
-
-def repeated_offsets(runs: Sequence[tuple[tuple[int, ...], int]]) -> bytes:
-    """Return, as an Arrow buffer, the offset at which each item begins, and the end of the last one. The items' sizes
-    are given in runs: sizes, and how many times they repeat. INVALID_RECORD if the items take 2 GiB and more.
-    """
-    return _offsets(chain.from_iterable(sizes * times for sizes, times in runs))
-
-
-def _offsets(sizes: Iterable[int]) -> bytes:
-    try:
-        return layout.offsets_of(sizes)
-    except OverflowError:
-        raise layout.invalid("2 GiB and more in a column") from None
 
 
 class RowBuilder:
@@ -75,10 +43,9 @@ class RowBuilder:
         append_time: int | None, from_offset: int, until_offset: int,
     ) -> list[ChunkParts]:  # fmt: skip
         """Add those of the `count` records that fill `body` whose offsets are in the range; return the chunks that
-        became full.
-
-        `until_offset` is the first one that is not wanted; all records are checked. `append_time` (ms) takes the place
-        of every timestamp. INVALID_RECORD if a record is malformed, or microseconds cannot hold its timestamp.
+        became full. `until_offset` is the first one that is not wanted; all records are checked. `append_time` (ms)
+        takes the place of every timestamp. INVALID_RECORD if a record is malformed, or microseconds cannot hold its
+        timestamp.
         """
         full: list[ChunkParts | None] = []
         body, kind = bytes(body), 0 if append_time is None else 1
@@ -108,10 +75,8 @@ class RowBuilder:
 
     def add_small(self, data: Buffer, pos: int, done: int, end: int, most: int) -> tuple[list[ChunkParts], int, int]:
         """Add small batches of `data` from `pos` on; return the chunks that became full, the next position, and the
-        first offset not reached. The offset `done` was reached before; records from `end` on are not wanted.
-
-        This twin adds none: it leaves all batches to `kop.records.columns`, which the compiled twin spares the work for
-        small ones.
+        first offset not reached. The offset `done` was reached before; records from `end` on are not wanted. This
+        twin adds none: it leaves all batches to `kop.records.columns`, whom the compiled twin spares small ones.
         """
         return [], pos, done
 
@@ -154,9 +119,7 @@ def encode_rows(
 
 def partitions_of(rows: int, key: ColumnIn, count: int) -> tuple[int, bytes | None, bytes]:
     """Return for each key the partition, of `count`, that Kafka's default partitioner chooses, as a column: null count,
-    validity, int32.
-
-    It is the lower 31 bits of the key's murmur2, modulo the count. A null key has none.
+    validity, int32. It is the lower 31 bits of the key's murmur2, modulo the count. A null key has none.
     """
     keys = [layout.item_of(key, row) for row in range(rows)]
     numbers = array("i", [0 if item is None else partition_of(item, count) for item in keys])
@@ -167,8 +130,7 @@ def digest_of(
     rows: int, topic: ColumnIn | None, partition: NumbersIn | None, key: ColumnIn | None, value: ColumnIn | None,
     headers: HeadersIn | None, time: NumbersIn | None,
 ) -> bytes:  # fmt: skip
-    """Return the sum, modulo 2**128, of a hash of each row; 16 bytes, big-endian. The order of rows makes no
-    difference.
+    """Return the sum, modulo 2**128, of a hash of each row, whatever their order; 16 bytes, big-endian.
 
     The hash is BLAKE2b of 16 bytes (RFC 7693), over a text of numbers, a colon, and the bytes of key, value, and each
     header's name and value. The numbers, with commas between them: topic, partition (int32) and time (int64), or None,

@@ -1,4 +1,4 @@
-"""The layout of rows in the buffers of Arrow arrays: validity, offsets, single items out of buffers. Without pyarrow.
+"""The layout of rows in the buffers of Arrow arrays: lists into buffers, single items out of buffers. Without pyarrow.
 
 Owns: which buffers a column and a chunk have, what is in them, and that no buffer is read beyond its end.
 Must not know: records (`kop.records._pure_arrow`), batches, pyarrow (`kop.records.arrow`).
@@ -23,7 +23,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain, pairwise
 from typing import TypeAlias
 
 from kop.errors import ErrorCode, PeerError
@@ -54,8 +54,34 @@ def validity_of(valid: Sequence[bool]) -> tuple[int, bytes | None]:
 
 
 def offsets_of(sizes: Iterable[int]) -> bytes:
-    """Return the positions at which items of these sizes begin, and the end of the last one, as an offsets buffer."""
-    return array("i", accumulate(sizes, initial=0)).tobytes()
+    """Return the positions at which items of these sizes begin, and the end of the last one, as an offsets buffer.
+    INVALID_RECORD if they take 2 GiB and more.
+    """
+    try:
+        return array("i", accumulate(sizes, initial=0)).tobytes()
+    except OverflowError:
+        raise invalid("2 GiB and more in a column") from None
+
+
+def repeated_offsets(runs: Sequence[tuple[tuple[int, ...], int]]) -> bytes:
+    """Return what `offsets_of` does for sizes in runs: sizes, and how many times they repeat."""
+    return offsets_of(chain.from_iterable(sizes * times for sizes, times in runs))
+
+
+def column_of(items: Sequence[bytes | None]) -> Column:
+    """Return the Arrow buffers of a column with these items. INVALID_RECORD if they take 2 GiB and more."""
+    present = [item or b"" for item in items]
+    return *validity_of([item is not None for item in items]), offsets_of(map(len, present)), b"".join(present)
+
+
+def items_of(made: Column) -> list[bytes | None]:
+    """Return the items of a column out of its Arrow buffers, which are whole."""
+    nulls, validity, places, data = made
+    present = [data[start:end] for start, end in pairwise(memoryview(places).cast("i").tolist())]
+    if not nulls or validity is None:
+        return list(present)
+    bits = int.from_bytes(validity, "little")
+    return [item if bits >> row & 1 else None for row, item in enumerate(present)]
 
 
 def item_of(items: ColumnIn | None, row: int) -> bytes | None:
