@@ -48,21 +48,21 @@ from kop.records._pure_arrow import (
     RowBuilder as RowBuilder,
 )
 from kop.records._pure_arrow import (
-    column_of as column_of,
-)
-from kop.records._pure_arrow import (
     digest_of as digest_of,
 )
 from kop.records._pure_arrow import (
     encode_rows as encode_rows,
 )
 from kop.records._pure_arrow import (
-    items_of as items_of,
-)
-from kop.records._pure_arrow import (
     partitions_of as partitions_of,
 )
-from kop.records._pure_arrow import (
+from kop.records.arrow_layout import (
+    column_of as column_of,
+)
+from kop.records.arrow_layout import (
+    items_of as items_of,
+)
+from kop.records.arrow_layout import (
     repeated_offsets as repeated_offsets,
 )
 from kop.storage.base import AppendResult, AppendWaiter

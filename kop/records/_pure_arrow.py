@@ -13,7 +13,6 @@ from typing import Final
 
 from kop.records import arrow_layout as layout
 from kop.records.arrow_layout import ChunkParts, ColumnIn, HeadersIn, NumbersIn, TimestampsIn
-from kop.records.arrow_layout import column_of, items_of, repeated_offsets  # noqa: F401 (this twin has them, too)
 from kop.records.partitioning import partition_of
 from kop.records.record import Buffer, content_of, frames, headers_of, key_and_value, put_record
 
@@ -21,6 +20,7 @@ SECTION_WEIGHT: Final = 4
 """The bytes of a chunk, at most, that one byte of a record's headers takes."""
 DIGEST_BYTES: Final = 16
 _MIN, _MAX = -(2**63), 2**63 - 1
+column_of, items_of, repeated_offsets = layout.column_of, layout.items_of, layout.repeated_offsets
 
 
 class RowBuilder:

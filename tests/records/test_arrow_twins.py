@@ -21,7 +21,7 @@ from support.examples import examples
 
 from kop.compiled import compiled
 from kop.errors import ErrorCode, KopError, PeerError
-from kop.records import _pure_arrow, arrow, columns
+from kop.records import _pure_arrow, arrow, arrow_layout, columns
 from kop.records.batch import HEADER_SIZE, Codec, Record, build, iter_records, read_header, records_of
 from kop.records.markers import build_marker
 
@@ -451,9 +451,9 @@ item_lists = st.lists(st.sampled_from(BYTES), max_size=40)
 @settings(deadline=None, max_examples=examples(100))
 @given(item_lists, seeds)
 def test_items_become_a_column_and_come_back(items: list[bytes | None], seed: int) -> None:
-    column = _pure_arrow.column_of(items)
+    column = arrow_layout.column_of(items)
     assert native.column_of(items) == column
-    assert native.items_of(column) == _pure_arrow.items_of(column) == items
+    assert native.items_of(column) == arrow_layout.items_of(column) == items
     if native is not _pure_arrow:  # which is given only what it has made itself
         hurt = broken(column, seed)
         got = outcome(lambda: native.items_of(hurt))
@@ -462,7 +462,7 @@ def test_items_become_a_column_and_come_back(items: list[bytes | None], seed: in
 
 def test_other_buffers_are_items() -> None:
     items: Any = [bytearray(b"a"), memoryview(b"bc"), None]
-    assert native.column_of(items) == _pure_arrow.column_of(items)
+    assert native.column_of(items) == arrow_layout.column_of(items)
     with pytest.raises((TypeError, BufferError)):
         native.column_of([1])
 
