@@ -99,7 +99,7 @@ class SparkOfTest:
 def chained(spark: SparkOfTest) -> SparkOfTest:
     def option(name: str, value: str) -> SparkOfTest:
         if name == WORK:
-            spark.works.append(pickle.loads(base64.b64decode(value)))
+            spark.works.append(pickle.loads(pickle.loads(base64.b64decode(value)).work))
         if name == "checkpointLocation":
             spark.folders.append(value)
         return spark

@@ -6,7 +6,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from kop.mesh.spec import Mesh
 from kop.spark.mesh.component import Work
 from kop.spark.mesh.cutting import components_of
 from kop.spark.mesh.followed_mesh import DefinedMesh
-from kop.spark.mesh.link import Hub
+from kop.spark.mesh.link import Hub, PlanLink
 from kop.spark.mesh.planning import Planner
 from kop.spark.mesh.task import run_task
 from kop.testing import Broker
@@ -41,7 +41,10 @@ class Graphs:
     def __init__(self, broker: Broker, folder: Path) -> None:
         self.broker = broker
         self.settings = {"bootstrap_servers": [broker.bootstrap]}
-        self.hub = Hub("127.0.0.1", lambda line: None, lambda line: None)
+        self.works: dict[str, Work] = {}
+        self.hub = Hub(
+            "127.0.0.1", lambda line: None, lambda line: None, lambda: True, lambda name: Planner(self.works[name])
+        )
         self.fused_calls = 0
         self._folder = folder
         (folder / CODE.name).write_text(CODE.read_text())
@@ -66,10 +69,9 @@ class Graphs:
                 Work(part, self.settings, 20.0, ("127.0.0.1", self.hub.port), self.hub.token, 2, None)
                 for part in components
             ]
-            planners = [Planner(work) for work in works]
-            for planner in planners:
-                stack.callback(planner.close)
-            for work, planner in zip(works, planners, strict=True):  # each is behind those that it reads of
+            self.works = {work.component.name: work for work in works}
+            for name, work in self.works.items():  # each is behind those that it reads of
+                planner = stack.enter_context(closing(PlanLink(work.hub, work.token, name)))
                 for share in planner.shares():
                     run_task(work, share)
 

@@ -32,10 +32,11 @@ from kop.functions.stats import Stats
 from kop.functions.watch import NOT_CALLING
 from kop.functions.writing import Outputs
 from kop.spark.mesh import task
-from kop.spark.mesh.component import Share, Step, TaskComponent, Work
+from kop.spark.mesh.component import Step, TaskComponent, Work
 from kop.spark.mesh.edge_rates import EdgeRates, ReadingPart, edge_rate
-from kop.spark.mesh.link import DriverLink, Hub, NoDriverError
+from kop.spark.mesh.link import DriverLink, Hub, NoDriverError, NotPlannedError, PlanLink
 from kop.spark.mesh.planning import Planner
+from kop.spark.mesh.share import Share
 from kop.spark.mesh.starts import Starts
 from kop.spark.mesh.task import run_task
 from kop.testing import Broker
@@ -49,7 +50,9 @@ class Meshes:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.told: list[Any] = []
-        self.hub = Hub("127.0.0.1", lambda line: self.told.append(line.told), lambda line: None)
+        self.hub = Hub(
+            "127.0.0.1", lambda line: self.told.append(line.told), lambda line: None, lambda: True, NoPlanner
+        )
 
     def step(self, code: str, source: str, output: str, *, inner: bool = False, **fields: Any) -> Step:
         """A function `process` between two topics; its name is that of its output."""
@@ -578,8 +581,50 @@ def test_offsets_where_functions_are_cut_and_joined(meshes: Meshes) -> None:
         writer.close()
 
 
+class NoPlanner:
+    """A planner whose servers are away, and that is told when it ends."""
+
+    def __init__(self, component: str) -> None:
+        self.component = component
+        self.is_closed = threading.Event()
+
+    def has_work(self) -> bool:
+        raise UnreachableError(f"no server for {self.component}")
+
+    def shares(self) -> list[Share]:
+        return [Share(0, (("in", 0), ("in", 2)), {("in", 0): 5, ("in", 2): 0}), Share(1, (("in", 1),))]
+
+    def close(self) -> None:
+        self.is_closed.set()
+
+
+def test_the_driver_answers_who_plans_until_that_line_ends() -> None:
+    made: list[NoPlanner] = []
+
+    def new(component: str) -> NoPlanner:
+        made.append(NoPlanner(component))
+        return made[-1]
+
+    hub = Hub("127.0.0.1", lambda line: None, lambda line: None, lambda: False, new)
+    try:
+        with closing(PlanLink(("127.0.0.1", hub.port), hub.token, "c")) as link:
+            for _ in range(2):
+                assert link.shares() == NoPlanner("c").shares()
+                with pytest.raises(NotPlannedError, match="no server for c"):
+                    link.has_work()
+            assert hub.tasks() == 0, "it is no task"
+            (planner,) = made
+            assert not planner.is_closed.is_set()
+        assert planner.is_closed.wait(10)
+        with closing(PlanLink(("127.0.0.1", hub.port), "guessed", "c")) as link, pytest.raises(NotPlannedError):
+            link.shares()
+        assert len(made) == 1
+    finally:
+        hub.close()
+
+
 def test_tasks_begin_only_if_they_have_the_token_and_the_driver_has_the_mesh(meshes: Meshes) -> None:
-    refusing = Hub("127.0.0.1", lambda line: None, lambda line: None, lambda: False)
+    refusing = Hub("127.0.0.1", lambda line: None, lambda line: None, lambda: False, NoPlanner)
     try:
         for hub, token in ((meshes.hub, "guessed"), (refusing, refusing.token)):
             with pytest.raises(NoDriverError, match="does not let this task begin"):

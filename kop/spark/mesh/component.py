@@ -77,12 +77,3 @@ class Work:
     """
     suspects: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Records that have ended a process: what is before them is committed first, and each of them is called alone."""
-
-
-@dataclass(frozen=True)
-class Share:
-    """The partitions of one task, and where it ends; without an end it goes on as long as a batch lasts."""
-
-    number: int
-    partitions: tuple[TopicPartition, ...]
-    ends: Mapping[TopicPartition, int] | None = field(default=None)

@@ -90,8 +90,10 @@ class _Query:
     kind: str
     begin: Callable[[str, str], Any]
     """Starts it, given the folder of its checkpoint and its name in Spark."""
-    component: TaskComponent | None = None
+    work: Work | None = None
+    """The work of the tasks of a component; None for a part that is none."""
     planner: Planner | None = None
+    """Tells the driver what is left to do; batches are planned by another one."""
     folder: str = ""
     """The folder of the checkpoint if that has to outlive the query; else empty."""
     part: Part | None = None
@@ -114,6 +116,11 @@ class _Query:
     """The offsets up to which tasks have called messages that a function has to acknowledge itself, by partition."""
     is_stopped: bool = False
     """True if it is not to run: somebody has stopped its part."""
+
+    @property
+    def component(self) -> TaskComponent | None:
+        """The component whose query it is; None for a part that is none."""
+        return None if self.work is None else self.work.component
 
     def become(self, state: str, seconds: float | None = None) -> None:
         """Set the state, and the present time as that since which it holds. `seconds` are those until the query is
@@ -191,7 +198,9 @@ class MeshDriver:
         is_local = is_here(spark)
         host = "127.0.0.1" if is_local else str(spark.conf.get("spark.driver.host", socket.gethostname()))
         self._election = DriverElection(settings, patience, self._name)
-        self._hub = Hub("127.0.0.1" if is_local else "", self._told, self._over, self._election.may_begin)
+        self._hub = Hub(
+            "127.0.0.1" if is_local else "", self._told, self._over, self._election.may_begin, self._new_planner
+        )
         self._address = host, self._hub.port
         self._listeners: dict[str, tuple[Any, ProgressListener]] = {}
         """The session and the listener of each query of a sink or a query of the file, by its name in Spark."""
@@ -359,7 +368,7 @@ class MeshDriver:
             rows = self._spark.readStream.format(NAME).option(WORK, encode(self._with_suspects(work))).load()
             return rows.writeStream.format("noop").queryName(name).option("checkpointLocation", checkpoint).start()
 
-        made = _Query(component.name, "component", begin, component, Planner(work))
+        made = _Query(component.name, "component", begin, work, Planner(work))
         return _stopped(made) if self._is_to_stand(component) else made
 
     def _is_to_stand(self, component: TaskComponent) -> bool:
@@ -715,6 +724,12 @@ class MeshDriver:
             elif query.query is None or self._hub.tasks() or query.planner.left(query.reached):
                 return False
         return not self._hub.tasks()
+
+    def _new_planner(self, component: str) -> Planner:
+        works = [query.work for query in self._queries if query.work is not None and query.name == component]
+        if not works:
+            raise ClientError(f"the mesh has no component {component} any more")
+        return Planner(works[0])
 
     def _told(self, line: TaskLine) -> None:
         told = line.told

@@ -1,7 +1,7 @@
-"""The lines between the tasks of a mesh and its driver: what tasks do, and that they shall end.
+"""The lines between the driver of a mesh and processes of Spark: what tasks do, that they shall end, what a batch is.
 
-Owns: the socket that the driver listens on, the token that tasks show, the lines of JSON in both directions.
-Must not know: what is counted, what runs.
+Owns: the socket that the driver listens on, the token that others show, the lines of JSON in both directions.
+Must not know: what is counted, what runs, how batches are planned; it imports next to nothing, as `share` does.
 
 A task waits until the driver lets it begin, and tells what it has done each second and at its end. The driver says one
 thing more: end now. The end of a line is the end of the task, or of the driver; a task without a driver ends, too, so
@@ -15,11 +15,12 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from kop import clock
+from kop.spark.mesh.share import Share
 
 log = logging.getLogger(__name__)
 
@@ -29,11 +30,33 @@ BEGIN_SECONDS: Final = 30.0
 ACCEPT_SECONDS: Final = 0.1
 """The seconds before another try to take a connection: the process may have no file left for it."""
 _BEGIN: Final = b'{"begin": true}\n'
+_HAS_WORK: Final = "has_work"
+_SHARES: Final = "shares"
 _LINE_BYTES: Final = 1 << 20
 
 
 class NoDriverError(Exception):
     """The driver does not let a task begin: another one has the mesh, or nobody."""
+
+
+class NotPlannedError(Exception):
+    """The driver cannot plan a batch; the text is that of its error."""
+
+
+class BatchPlanner(Protocol):
+    """Plans the batches of a component; see `kop.spark.mesh.planning.Planner`."""
+
+    def has_work(self) -> bool:
+        """Return if a batch is to be planned."""
+        raise NotImplementedError
+
+    def shares(self) -> list[Share]:
+        """Return what the tasks of a batch have."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close its connections."""
+        raise NotImplementedError
 
 
 class TaskLine:
@@ -63,7 +86,8 @@ class TaskLine:
 
 class Hub:
     """The driver's end. `told` is called with what a task tells, `over` when its line has ended; `may_begin` before one
-    begins, and may take its time. All on threads of here.
+    begins, and may take its time; `new_planner` with the name of a component whose batches are to be planned. All on
+    threads of here.
     """
 
     def __init__(
@@ -71,12 +95,14 @@ class Hub:
         host: str,
         told: Callable[[TaskLine], None],
         over: Callable[[TaskLine], None],
-        may_begin: Callable[[], bool] = lambda: True,
+        may_begin: Callable[[], bool],
+        new_planner: Callable[[str], BatchPlanner],
     ) -> None:
         self.token = clock.token_hex(16)
         self._told = told
         self._over = over
         self._may_begin = may_begin
+        self._new_planner = new_planner
         self._lines: set[TaskLine] = set()
         self._changed = threading.Condition()
         self._ending: set[str] = set()
@@ -136,9 +162,12 @@ class Hub:
             if not isinstance(first, dict) or not self._is_token(first["token"]):
                 return
             connection.settimeout(None)
+            line.component = str(first["component"])
+            if first.get("plans"):
+                self._plan(line.component, connection, lines)
+                return
             if not self._may_begin():
                 return
-            line.component = str(first["component"])
             with self._changed:
                 line.begin()  # before others can send it something
                 self._lines.add(line)
@@ -154,6 +183,25 @@ class Hub:
                 with self._changed:
                     self._lines.discard(line)
                     self._changed.notify_all()
+
+    def _plan(self, component: str, connection: socket.socket, questions: Iterable[bytes]) -> None:
+        """Answer the questions of the process that plans the batches of a component, until its line ends."""
+        planner: BatchPlanner | None = None
+        try:
+            for text in questions:
+                answer: Any
+                try:
+                    planner = planner or self._new_planner(component)
+                    if json.loads(text) == _SHARES:
+                        answer = {_SHARES: [share.plain() for share in planner.shares()]}
+                    else:
+                        answer = {_HAS_WORK: planner.has_work()}
+                except Exception as error:
+                    answer = {"failed": str(error) or repr(error)}
+                connection.sendall(json.dumps(answer).encode() + b"\n")
+        finally:
+            if planner is not None:
+                planner.close()
 
     def _is_token(self, given: object) -> bool:
         return hmac.compare_digest(str(given).encode(), self.token.encode())
@@ -200,3 +248,42 @@ class DriverLink:
         with suppress(OSError, ValueError), self._lines as lines:
             lines.readline()
         self._ended()
+
+
+class PlanLink:
+    """The end of the process that plans the batches of a component: each question is the driver's to answer.
+
+    NotPlannedError if the driver cannot answer or is gone; OSError if it cannot be reached.
+    """
+
+    def __init__(self, hub: tuple[str, int], token: str, component: str) -> None:
+        self._connection = socket.create_connection(hub, CONNECT_SECONDS)
+        self._connection.settimeout(None)
+        self._answers = self._connection.makefile("rb")
+        self._send({"token": token, "component": component, "plans": True})
+
+    def has_work(self) -> bool:
+        """Return if a batch is to be planned, as `Planner.has_work` does."""
+        return bool(self._ask(_HAS_WORK))
+
+    def shares(self) -> list[Share]:
+        """Return what the tasks of a batch have, as `Planner.shares` does."""
+        return [Share.of_plain(values) for values in self._ask(_SHARES)]
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._answers.close()
+        self._connection.close()
+
+    def _ask(self, question: str) -> Any:
+        self._send(question)
+        answer = self._answers.readline()
+        if not answer:
+            raise NotPlannedError("the driver of the mesh is gone")
+        values = json.loads(answer)
+        if "failed" in values:
+            raise NotPlannedError(values["failed"])
+        return values[question]
+
+    def _send(self, value: Any) -> None:
+        self._connection.sendall(json.dumps(value).encode() + b"\n")

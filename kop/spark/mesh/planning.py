@@ -13,7 +13,8 @@ from kop.client.read_client import Fetched, FetchSettings, ReadClient
 from kop.client.write_client import WriteClient
 from kop.functions.reading import READ_COMMITTED
 from kop.functions.spec import Guarantee
-from kop.spark.mesh.component import Share, Work
+from kop.spark.mesh.component import Work
+from kop.spark.mesh.share import Share
 
 WAIT_MS: Final = 500
 """The milliseconds to wait for records before it is said that there are none."""
@@ -22,7 +23,7 @@ LOOK_SECONDS: Final = 30.0
 
 
 class Planner:
-    """Plans the batches of one component, in one process of the driver."""
+    """Plans the batches of one component. For one thread."""
 
     def __init__(self, work: Work) -> None:
         self._work = work

@@ -34,9 +34,10 @@ from kop.functions.stats import StatsSnapshot
 from kop.functions.watch import CallWatch, place_of
 from kop.garbage_collector import collected_seldom
 from kop.spark.mesh.calls_file import CallsFile, ended_calls
-from kop.spark.mesh.component import Share, Step, TaskComponent, Work
+from kop.spark.mesh.component import Step, TaskComponent, Work
 from kop.spark.mesh.lane import Lane, ReadyStep
 from kop.spark.mesh.link import DriverLink
+from kop.spark.mesh.share import Share
 from kop.spark.mesh.write_behind import WriteBehind
 
 log = logging.getLogger(__name__)
