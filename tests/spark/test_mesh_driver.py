@@ -171,6 +171,7 @@ class Drive:
 
     def _run(self) -> None:
         try:
+            self.driver.start()
             self.driver.run()
         except BaseException as error:
             self.failures.append(error)

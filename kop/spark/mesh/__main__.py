@@ -175,6 +175,7 @@ class Run:
             checkpoints=given["checkpoints"],
             changed=self._tell,
         )
+        self._driver.start()
         if self._driver.run():
             say(f"{name} has ended; all that was begun is committed")
             return 0

@@ -160,7 +160,7 @@ class MeshDriver:
         spare: int = 0,
         changed: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> None:
-        """`followed` was started. `properties` are Kafka's client properties, as `settings` were made of;
+        """`followed` is started before `run`. `properties` are Kafka's client properties, as `settings` were made of;
         `checkpoints` is the folder for those of sources and sinks. `spare`: how many cores are left to others of the
         session at all times with the trigger continuous, if there are enough. `changed` is told each change of a state.
         """
@@ -241,17 +241,22 @@ class MeshDriver:
         """
         self._stopping.set()
 
+    def start(self) -> None:
+        """Begin to join the group in which the drivers of the mesh decide which one runs it. It takes some tenths of a
+        second, in which the mesh can be defined. ClientError and UnreachableError if the server does not answer.
+        """
+        self._topic.make()
+        self._election.start()
+
     def run(self) -> bool:
         """Run until `stop`, until the mesh is deleted, or, with `once`, until all records are done or another driver
         has the mesh. Returns True if all work that was begun was committed within 30 s. The mesh is this driver's until
-        `close`.
+        `close`. To be called after `start`, and once the mesh is defined.
 
         Requests of others are carried out meanwhile: another definition, a stop, a start. ClientError and
         UnreachableError if the first definition cannot be run, or the server does not answer; a later definition that
         cannot be run is told, and another one waited for.
         """
-        self._topic.make()
-        self._election.start()
         is_whole = True
         while (definition := self._wait_for_turn()) is not None:
             if not self._take_up(definition):
@@ -914,9 +919,9 @@ class MeshDriver:
             query.remove_checkpoint()
 
     def close(self, *, stops_queries: bool) -> None:
-        """Let another driver have the mesh, and close all connections; to be called after `run`. `stops_queries`: True
-        if the session goes on, so that the queries are ended first; False if Spark has ended, and what its queries had
-        not finished is done again by the next driver.
+        """Let another driver have the mesh, and close all connections; to be called after `run`, or instead of it.
+        `stops_queries`: True if the session goes on, so that the queries are ended first; False if Spark has ended, and
+        what its queries had not finished is done again by the next driver.
         """
         if stops_queries:
             self._end_queries()

@@ -107,21 +107,15 @@ def run_mesh(
     for note in checked.notes:
         _say(note)
     followed = FollowedMesh(settings, patience, mesh.full_name, names, file)
+    driver = MeshDriver(
+        spark, followed, settings, patience, _say, once=once, properties=properties, checkpoints=checkpoints, spare=1
+    )
     try:
+        driver.start()
         followed.start()
         followed.ensure(mesh, text)
-        driver = MeshDriver(
-            spark,
-            followed,
-            settings,
-            patience,
-            _say,
-            once=once,
-            properties=properties,
-            checkpoints=checkpoints,
-            spare=1,
-        )
     except BaseException:
+        driver.close(stops_queries=False)
         followed.close()
         raise
     return RunningMesh(driver, followed)
