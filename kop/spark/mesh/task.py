@@ -52,6 +52,11 @@ DRAIN_RECORDS: Final = 50_000
 """The most records of a batch with an end that go through the functions before what they gave is written."""
 DRAIN_SECONDS: Final = 0.5
 """The most seconds for that: nobody waits for these records, and each transaction takes some milliseconds."""
+DRAIN_PARTITION_BYTES: Final = 4 << 20
+DRAIN_ANSWER_BYTES: Final = 16 << 20
+"""The bytes that such a batch asks for at a time, of a partition and in all: more than without an end, since so much is
+there. Transactions are larger, too, and there are fewer requests of each kind.
+"""
 LOOK_SECONDS: Final = 0.1
 """The seconds between two looks of a task at the news of other threads while it waits for records."""
 
@@ -175,6 +180,7 @@ class _Task(_Base):
         function; raises the first error instead if there is one.
         """
         stand_in.install()
+        drains = self._share.ends is not None
         with ExitStack() as stack:
             stack.callback(self._link.close)
             for part in self._component.steps:
@@ -204,18 +210,18 @@ class _Task(_Base):
                     calls_file,
                     self._behind,
                     max(self._suspects.get(place, -1), self._work.suspects.get(place, -1)),
-                    may_lag=self._share.ends is not None,
+                    may_lag=drains,
                 )
             positions = {place: lane.position for place, lane in lanes.items()}
             fetch = FetchSettings(
                 isolation=READ_COMMITTED,
-                partition_bytes=PARTITION_BYTES,
-                max_bytes=ANSWER_BYTES,
+                partition_bytes=DRAIN_PARTITION_BYTES if drains else PARTITION_BYTES,
+                max_bytes=DRAIN_ANSWER_BYTES if drains else ANSWER_BYTES,
                 wait_ms=FETCH_WAIT_MS,
             )
             reader = ReadAhead(self._new_reader(), self._new_reader, positions, self._fail, fetch)
             # Behind the end of a batch nothing is read: the thread that waits for further records ends by itself.
-            stack.callback(reader.close, FETCH_WAIT_MS / 1000 if self._share.ends is None else 0.0)
+            stack.callback(reader.close, 0.0 if drains else FETCH_WAIT_MS / 1000)
             for step in self._steps:
                 step.stats.lag = lambda: {
                     place: max(0, end - lanes[place].position) for place, (end, _) in reader.ends().items() if end >= 0
