@@ -25,7 +25,6 @@ from kop.mesh.server_facts import OtherWriters
 from kop.spark.mesh.component import Work
 from kop.spark.mesh.followed_mesh import DefinedMesh
 from kop.spark.mesh.link import DriverLink
-from kop.spark.mesh.planning import Planner
 from kop.testing import Broker
 
 with pyspark_names():
@@ -277,30 +276,6 @@ def test_the_rows_of_a_sink_are_counted_on_after_an_update(drives: Any, part_que
     count, of_minute = received()
     assert count == 110
     assert of_minute >= 0
-
-
-def test_a_definition_that_is_refused_leaves_no_planners(
-    drives: Any, part_queries: list[QueryOfTest], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[Planner] = []
-    make, close = Planner.__init__, Planner.close
-
-    def counted(planner: Planner, *given: Any) -> None:
-        make(planner, *given)
-        made.append(planner)
-
-    def closed(planner: Planner) -> None:
-        close(planner)
-        made.remove(planner)
-
-    monkeypatch.setattr(Planner, "__init__", counted)
-    monkeypatch.setattr(Planner, "close", closed)
-    drive = drives("refused", TWO + SINK)
-    drive.begin()
-    assert len(made) == len(part_queries) == 1
-    drive.followed.define(f"{drive.followed.text}kopOptions: {{nosuch: '1'}}\n")
-    drive.wait_for(lambda: drive.has_said("leave nosuch out of kopOptions"), "the refusal")
-    assert not made
 
 
 def test_the_offsets_of_a_query_that_is_taken_out_are_deleted(drives: Any, part_queries: list[QueryOfTest]) -> None:

@@ -93,7 +93,7 @@ class _Query:
     work: Work | None = None
     """The work of the tasks of a component; None for a part that is none."""
     planner: Planner | None = None
-    """Tells the driver what is left to do; batches are planned by another one."""
+    """Tells the driver if something is left to do, once that is asked; batches are planned by another one."""
     folder: str = ""
     """The folder of the checkpoint if that has to outlive the query; else empty."""
     part: Part | None = None
@@ -266,6 +266,7 @@ class MeshDriver:
                 threading.Thread(target=self._followed.close, name="kop-mesh-leave", daemon=True).start()
             is_whole = self._end(is_over)
             if is_over:
+                self._election.leave()
                 break
             self._end_queries()
         return is_whole
@@ -335,7 +336,7 @@ class MeshDriver:
         mesh = self._mesh
         sources, queries, sinks = (
             [self._of_part(part) for part in parts] for parts in (mesh.sources, mesh.queries, mesh.sinks)
-        )  # before there are planners, which would have to be closed if a part is refused
+        )  # first, since a part may be refused: nothing is made then
         components = self._lay_out()
         each = self._share_cores(components)
         self._spark.dataSource.register(MeshSource)
@@ -373,7 +374,7 @@ class MeshDriver:
             rows = self._spark.readStream.format(NAME).option(WORK, encode(self._with_suspects(work))).load()
             return rows.writeStream.format("noop").queryName(name).option("checkpointLocation", checkpoint).start()
 
-        made = _Query(component.name, "component", begin, work, Planner(work))
+        made = _Query(component.name, "component", begin, work)
         return _stopped(made) if self._is_to_stand(component) else made
 
     def _is_to_stand(self, component: TaskComponent) -> bool:
@@ -550,8 +551,6 @@ class MeshDriver:
                     self._say(f"{self._name} begins anew: {error}")
                     return False
                 current = self._queries
-            self._report_if_due(now)
-            self._tell_changes()
             if self._once and self._are_done(current):
                 for query in current:
                     self._hub.end_tasks(query.name)
@@ -560,6 +559,8 @@ class MeshDriver:
                 current = [query for query in left.pop(0) if not query.is_stopped]
                 for query in current:
                     self._start(query)
+            self._report_if_due(now)
+            self._tell_changes()
         return True
 
     def _phases(self) -> list[list[_Query]]:
@@ -723,10 +724,14 @@ class MeshDriver:
         when its groups have committed all, or its function was called with all that it has to acknowledge itself.
         """
         for query in queries:
-            if query.planner is None:
+            if query.work is None:
                 if not query.is_done:
                     return False
-            elif query.query is None or self._hub.tasks() or query.planner.left(query.reached):
+                continue
+            if query.query is None or self._hub.tasks():
+                return False
+            query.planner = query.planner or Planner(query.work)
+            if query.planner.left(query.reached):
                 return False
         return not self._hub.tasks()
 

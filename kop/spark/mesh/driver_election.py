@@ -51,9 +51,14 @@ class DriverElection:
         """
         self._membership.start()
 
-    def close(self) -> None:
-        """Leave the group, so that another driver can have the mesh; waits 1 s for it at most."""
+    def leave(self) -> None:
+        """Begin to leave the group, so that another driver can have the mesh, without waiting."""
         self._over.set()
+        self._membership.close(0.0)
+
+    def close(self) -> None:
+        """Leave the group, as `leave` does, and wait for it, but 1 s at most."""
+        self.leave()
         self._membership.close(1.0)
         with suppress(Exception):
             self._writer.close()
