@@ -18,7 +18,7 @@ from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssi
 from kafka.structs import MemberState
 
 from kop import clock
-from kop.client.fixed_topics import known_settings
+from kop.client.properties import known_settings
 from kop.client.write_client import MemberIdentity
 
 log = logging.getLogger(__name__)
