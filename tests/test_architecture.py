@@ -29,6 +29,7 @@ ANYONE = {
     "threads",
     "turns",
     "values",
+    "varints",
     "metrics",
     "errors",
 }
@@ -67,6 +68,7 @@ ALLOWED: dict[str, set[str]] = {
     "compiled": set(),
     "allocator": set(),
     "event_loop": set(),
+    "varints": set(),
     "garbage_collector": set(),
     "wire": {"errors"},
     "records": {"errors"},

@@ -14,6 +14,7 @@ from kafka import KafkaAdminClient, errors
 from kafka.admin import ConfigResource, ConfigResourceType
 
 from kop.client.errors import ClientError
+from kop.client.properties import known_settings
 
 
 def ensure_topics(settings: Mapping[str, Any], topics: Mapping[str, Mapping[str, str]]) -> None:
@@ -30,11 +31,6 @@ def ensure_topics(settings: Mapping[str, Any], topics: Mapping[str, Mapping[str,
                 _check(admin, topic, configs)
     except (errors.TopicAuthorizationFailedError, errors.ClusterAuthorizationFailedError) as error:
         raise ClientError(f"let this user make and describe the topics {', '.join(topics)}: {error!r}") from None
-
-
-def known_settings(settings: Mapping[str, Any], client: Any) -> dict[str, Any]:
-    """Return those of kafka-python's settings that a class of its clients knows."""
-    return {name: value for name, value in settings.items() if name in client.DEFAULT_CONFIG}
 
 
 def _check(admin: Any, topic: str, configs: Mapping[str, str]) -> None:

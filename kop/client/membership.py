@@ -18,7 +18,7 @@ from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssi
 from kafka.structs import MemberState
 
 from kop import clock
-from kop.client.fixed_topics import known_settings
+from kop.client.properties import known_settings
 from kop.client.write_client import MemberIdentity
 
 log = logging.getLogger(__name__)
@@ -155,9 +155,10 @@ class Membership:
             )
             self._consumer, self._anew = consumer, False
             consumer.subscribe([self._partition.topic], listener=_Listener(self, consumer))
-            # Known to the subscription before it joins, the topic gives no reason to join once more: kafka-python loses
-            # a join that takes longer than a poll if only what is known of topics was the reason, and its polls do not
-            # wait any more then, until it is out of the group for SETTLE_SECONDS.
+            # The consumer has to know the topic before it joins. If it learns of it later, it joins a second time, and
+            # kafka-python loses a join that takes longer than one poll if news of a topic was the only reason for it.
+            # From then on its polls return at once instead of waiting. That lasts until SETTLE_SECONDS are over: then
+            # the error below takes the member out of the group, and it joins anew.
             consumer.topics()
             look = settled = clock.monotonic()
             while not self._over.is_set() and not self._anew:

@@ -279,6 +279,11 @@ def connection(properties: Mapping[str, str], client_id: str) -> ConnectionPrope
     return ConnectionProperties(settings, given.read("default.api.timeout.ms", whole(1), DEFAULT_PATIENCE_MS), unused)
 
 
+def known_settings(settings: Mapping[str, Any], client: Any) -> dict[str, Any]:
+    """Return those of kafka-python's settings that a class of its clients knows."""
+    return {name: value for name, value in settings.items() if name in client.DEFAULT_CONFIG}
+
+
 def _tls(given: _Properties) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for store, files in (("truststore", ["ssl_cafile"]), ("keystore", ["ssl_certfile", "ssl_keyfile"])):

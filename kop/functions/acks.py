@@ -13,7 +13,7 @@ import heapq
 from dataclasses import dataclass, field
 from typing import Final
 
-from kop.functions.context import TopicPartition
+from kop.client.offsets import TopicPartition
 
 FIRST_SECONDS: Final = 0.2
 """The seconds that a message waits which has failed once; twice as long after each further time."""

@@ -14,7 +14,7 @@ from pydantic.alias_generators import to_camel
 
 from kop.functions.config_fields import FunctionConfig, Path, SecretFields, WindowFields
 from kop.functions.config_places import ConfigPlaces
-from kop.functions.spec import FunctionSpec, Guarantee, InputSpec, SecretPlace, WindowSpec
+from kop.functions.spec import FunctionSpec, Guarantee, InputSpec, SecretPlace, WindowSpec, name_mistake
 from kop.functions.topics import TopicNameError, TopicNames
 from kop.functions.watch import LEAST_RAM
 
@@ -201,8 +201,8 @@ class _Checks:
         tenant, namespace, name = given
         name = name or (config.class_name or "").rpartition(".")[2]
         for path, part in (("tenant", tenant), ("namespace", namespace), ("name", name)):
-            if part and not re.fullmatch(r"[\w.=:-]+", part, re.ASCII):
-                self._places.wrong((path,), f"{part!r} may have letters, digits and -=:_. only")
+            if part and (mistake := name_mistake(part)):
+                self._places.wrong((path,), mistake)
         return tenant, namespace, name
 
     def _inputs(self, config: FunctionConfig) -> dict[str, InputSpec]:

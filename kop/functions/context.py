@@ -12,18 +12,17 @@ from __future__ import annotations
 import base64
 import importlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, Protocol, TypeAlias
 
+from kop.client.offsets import TopicPartition
+from kop.client.record_columns import Headers, StoredRecord
 from kop.functions import origins
 from kop.functions.spec import FunctionSpec
 from kop.functions.state import StateChanges, StateError
 
-TopicPartition: TypeAlias = tuple[str, int]
-Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
-InputRecord: TypeAlias = tuple[int, int, bytes | None, bytes | None, Headers]
-"""Offset, timestamp, key, value, headers, as kop.client.batches reads them."""
+InputRecord: TypeAlias = StoredRecord
 
 
 class MissingError(Exception):

@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import Final
 
 from kop.client.batches import HeaderRun
+from kop.varints import varint_bytes
 
 TOPIC_HEADER: Final = "__pfn_input_topic__"
 ID_HEADER: Final = "__pfn_input_msg_id__"
@@ -22,19 +23,10 @@ BLOCK: Final = 128
 """The number of offsets in a row that have ids that differ in their lowest seven bits alone."""
 
 
-def varint(number: int) -> bytes:
-    """Return a number as protobuf writes it: seven bits a byte, the lowest first."""
-    parts = bytearray()
-    while number > 0x7F:
-        parts.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*parts, number])
-
-
 def message_id(index: int, offset: int) -> bytes:
     """Return an id as Pulsar's `MessageId.deserialize` reads it: a protobuf of ledger, entry and partition."""
     numbers = offset >> ENTRY_BITS, offset & (1 << ENTRY_BITS) - 1, index
-    return b"".join(bytes([field << 3]) + varint(number) for field, number in enumerate(numbers, 1))
+    return b"".join(bytes([field << 3]) + varint_bytes(number) for field, number in enumerate(numbers, 1))
 
 
 def headers(topic: str, index: int, offset: int) -> list[tuple[str, bytes]]:
@@ -81,7 +73,7 @@ def _blocks(index: int, offsets: Sequence[int]) -> Iterator[tuple[tuple[int, int
         counts = [(block, len(list(some))) for block, some in groupby(offsets, lambda offset: offset // BLOCK)]
     for block, count in counts:
         made = message_id(index, block * BLOCK)
-        yield (2 + len(varint(block * BLOCK >> ENTRY_BITS)), len(made)), made, count
+        yield (2 + len(varint_bytes(block * BLOCK >> ENTRY_BITS)), len(made)), made, count
 
 
 def _lowest(offsets: Sequence[int], more: int) -> bytes:

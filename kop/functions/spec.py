@@ -6,12 +6,15 @@ Must not know: what a definition is read from (`config_reading`), files of users
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from kop.functions.topics import HOME, TopicNames
+
+_NAME: Final = re.compile(r"[\w.=:-]+", re.ASCII)
 
 
 class Guarantee(Enum):
@@ -130,3 +133,8 @@ class SecretPlace:
     env: str = ""
     """A variable."""
     file: str = ""
+
+
+def name_mistake(name: str) -> str:
+    """Return the reason that a tenant, a namespace or a function cannot have a name; an empty text if it can."""
+    return "" if _NAME.fullmatch(name) else f"{name!r} may have letters, digits and -=:_. only"

@@ -13,18 +13,17 @@ which tells the two apart. Keys that begin with 0xff, which is no UTF-8, are mar
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import index
 from typing import Final, TypeAlias
 
+from kop.client.record_columns import Headers, StoredRecord
+
 Value: TypeAlias = int | bytes
 """A counter, or what `put_state` was given."""
-Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 Entry: TypeAlias = tuple[bytes, bytes | None, Headers]
 """Key, value (None: there is none any more) and headers of a record of the changelog."""
-Record: TypeAlias = tuple[int, int, bytes | None, bytes | None, Headers]
-"""Offset, timestamp, key, value and headers, as kop.client.batches reads them."""
 
 KIND: Final = "kop.state"
 MOST_ENTRIES: Final = 100_000
@@ -210,7 +209,7 @@ class PartitionState:
             self.marks[key] = value
             self.changed_marks[key] = None
 
-    def restore(self, records: Iterable[Record]) -> int:
+    def restore(self, records: Iterable[StoredRecord]) -> int:
         """Apply records of the changelog in their order, and return about how many bytes they need in memory.
         ForeignEntryError at the first one that is no entry.
         """
@@ -292,7 +291,7 @@ class LocalState:
             state = self._partitions[number] = PartitionState(number, self._file)
         return state
 
-    def restore(self, number: int, records: Iterable[Record]) -> None:
+    def restore(self, number: int, records: Iterable[StoredRecord]) -> None:
         """Apply records of a partition of the changelog, and move entries to the file if memory holds too many.
         ForeignEntryError at the first record that is no entry.
         """

@@ -17,7 +17,7 @@ import yaml
 from kop.functions.config_fields import FunctionConfig
 from kop.functions.config_fields import Path as FieldPath
 from kop.functions.config_reading import read_values
-from kop.functions.spec import FunctionSpec
+from kop.functions.spec import FunctionSpec, name_mistake
 from kop.functions.topics import HOME, TopicNameError, TopicNames
 from kop.mesh.mend import is_mendable, mended
 from kop.mesh.nodes import MeshError, Mistake, Mistakes, Section, documents, is_null, items_of, line_of, near
@@ -44,7 +44,6 @@ _NO_PARALLELISM: Final = (
     "parallelism: has no effect in a mesh: each component has as many tasks as Spark has cores for it, and its inputs "
     "partitions"
 )
-_NAME: Final = re.compile(r"[\w.=:-]+", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -126,8 +125,8 @@ class _Reader:
         self._tenant = top.text("tenant") or "public"
         self._namespace = top.text("namespace") or "default"
         for field, given in (("tenant", self._tenant), ("namespace", self._namespace), ("name", name)):
-            if given and not _NAME.fullmatch(given):
-                top.wrong(top.line_at(field), f"{field}: {given!r} may have letters, digits and -=:_. only")
+            if given and (mistake := name_mistake(given)):
+                top.wrong(top.line_at(field), f"{field}: {mistake}")
         functions = tuple(self._parts(top, "functions", self._function))
         sources = tuple(self._parts(top, "sources", self._source))
         sinks = tuple(self._parts(top, "sinks", self._sink))
@@ -185,8 +184,8 @@ class _Reader:
         section = Section(node, f"{kind} {name or index + 1}", self._mistakes, names, self._own.written)
         if isinstance(node, yaml.MappingNode):
             section.text("name", is_needed=f"the name of the {kind}")
-        if name and not _NAME.fullmatch(name):
-            section.wrong(section.line_at("name"), f"name: {name!r} may have letters, digits and -=:_. only")
+        if name and (mistake := name_mistake(name)):
+            section.wrong(section.line_at("name"), f"name: {mistake}")
         return section, name, before
 
     def _kept(self, part: P, kind: Kind, name: str, section: Section, topics: Any, before: int) -> P | None:

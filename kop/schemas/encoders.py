@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from kop.schemas.errors import BadRecordError
+from kop.varints import varint_bytes
 
 Encode = Callable[[pa.Array], list[bytes]]
 """A function that encodes each value of a column without nulls; BadRecordError names the field that cannot be."""
@@ -59,15 +60,7 @@ def entries(column: pa.Array) -> tuple[pa.Array, pa.Array]:
 
 def zigzag(value: int) -> bytes:
     """Return a whole number of up to 64 bits, zigzag in groups of 7 bits, as Avro and message indexes have it."""
-    number = (value << 1) ^ (value >> 63)
-    if number < 128:
-        return bytes((number,))
-    made = bytearray()
-    while number > 127:
-        made.append(number & 127 | 128)
-        number >>= 7
-    made.append(number)
-    return bytes(made)
+    return varint_bytes((value << 1) ^ (value >> 63))
 
 
 def numbers(column: pa.Array) -> list[int]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from uuid import UUID
 
+from kop.varints import varint_bytes
 from kop.wire.primitives import (
     MOST_ELEMENTS,
     OWN_TAGS,
@@ -23,7 +24,6 @@ from kop.wire.primitives import (
     skip_tags,
     too_many,
     uvarint,
-    varint_bytes,
 )
 
 _INT32 = struct.Struct(">i")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
+from kop.varints import varint_bytes
 from kop.wire.primitives import (
     MOST_ELEMENTS,
     DecodeError,
@@ -23,7 +24,6 @@ from kop.wire.primitives import (
     skip_tags,
     too_many,
     uvarint,
-    varint_bytes,
 )
 
 _INT16 = struct.Struct(">h")

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Mapping
 
 from kop.errors import FrameError
+from kop.varints import varint_bytes
 
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
@@ -132,27 +133,12 @@ def too_many() -> DecodeError:
     return DecodeError(f"more than {MOST_ELEMENTS} elements in one message")
 
 
-def varint_bytes(value: int) -> bytes:
-    """Encode a number as an unsigned varint."""
-    if value < 0x80:
-        return _ONE_BYTE[value]
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
 def encode_tags(tags: Mapping[int, bytes]) -> bytes:
     """Encode a section of tagged fields, in the order of their tags."""
     out = bytearray(varint_bytes(len(tags)))
     for tag, raw in sorted(tags.items()):
         out += varint_bytes(tag) + varint_bytes(len(raw)) + raw
     return bytes(out)
-
-
-_ONE_BYTE = [bytes((value,)) for value in range(128)]
 
 
 def encode_nullable(text: str | None, flexible: bool) -> bytes:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from uuid import UUID
 
+from kop.varints import varint_bytes
 from kop.wire.primitives import (
     MOST_ELEMENTS,
     DecodeError,
@@ -22,7 +23,6 @@ from kop.wire.primitives import (
     skip_tags,
     too_many,
     uvarint,
-    varint_bytes,
 )
 
 _ACKS_TIMEOUT = struct.Struct(">hi")

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from kop.errors import StateRecordError
-from kop.wire.primitives import varint_bytes
+from kop.varints import varint_bytes
 from kop.wire.state_encoding import LONGEST_STRING, Buffer, RecordReader, RecordWriter, short_string
 from kop.wire.transaction_state import STORAGE_TRANSACTION
 

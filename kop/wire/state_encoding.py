@@ -15,7 +15,8 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from kop.errors import StateRecordError
-from kop.wire.primitives import encode_tags, varint_bytes
+from kop.varints import varint_bytes
+from kop.wire.primitives import encode_tags
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 

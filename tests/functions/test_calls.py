@@ -77,6 +77,26 @@ class World:
             left = left[done:]
 
 
+class KeyedWorld(World):
+    """The calls of a function without output that keeps the order of each key; `act` is what it does with a message."""
+
+    def __init__(self, act: Callable[[str, Any], None], **fields: Any) -> None:
+        self.called: list[str] = []
+        self.ids: dict[str, Any] = {}
+
+        def function(text: str, context: Any) -> None:
+            self.called.append(text)
+            self.ids[text] = context.get_message_id()
+            act(text, context)
+
+        super().__init__(function, retain_key_ordering=True, output="", **fields)
+
+    def take_keyed(self, texts: str, keys: Sequence[bytes]) -> None:
+        """Call the function with a message for each letter, from offset 0 on, each with its key."""
+        rows = enumerate(zip(texts, keys, strict=True))
+        self.take_records([(offset, 1, key, text.encode(), ()) for offset, (text, key) in rows])
+
+
 class Kept(Exception):
     """An error whose frames are looked for."""
 
@@ -150,45 +170,34 @@ def test_results_that_are_missing_keep_the_others_at_their_offsets() -> None:
 
 
 def test_a_released_message_that_refuses_an_earlier_one_holds_up_those_behind_it() -> None:
-    calls: list[str] = []
-    ids: dict[str, Any] = {}
-
-    def function(text: str, context: Any) -> None:
-        calls.append(text)
-        ids[text] = context.get_message_id()
-        if text == "b" and calls.count("b") == 1:
+    def act(text: str, context: Any) -> None:
+        if text == "b" and world.called.count("b") == 1:
             raise ValueError(text)
-        if text == "c" and calls.count("a") == 1:
-            context.nack(ids["a"], "in")
-        if text != "a" or calls.count("a") > 1:
-            context.ack(ids[text], "in")
+        if text == "c" and world.called.count("a") == 1:
+            context.nack(world.ids["a"], "in")
+        if text != "a" or world.called.count("a") > 1:
+            context.ack(world.ids[text], "in")
 
-    world = World(function, processing_guarantees=Guarantee.MANUAL, retain_key_ordering=True, output="")
-    world.take_records([(offset, 1, b"k", text.encode(), ()) for offset, text in enumerate("abcd")])
+    world = KeyedWorld(act, processing_guarantees=Guarantee.MANUAL)
+    world.take_keyed("abcd", [b"k"] * 4)
     while (due := world.calls.next_due()) is not None:
         time.sleep(max(0.0, due - time.monotonic()))  # until it is due
         world.calls.retry()
-    assert "".join(calls) == "abbcad"
+    assert "".join(world.called) == "abbcad"
 
 
 def test_a_refused_message_that_is_given_up_frees_those_that_wait_for_it() -> None:
-    calls: list[str] = []
-    ids: dict[str, Any] = {}
-
-    def function(text: str, context: Any) -> None:
-        calls.append(text)
-        ids[text] = context.get_message_id()
+    def act(text: str, context: Any) -> None:
         if text == "a":
             raise ValueError(text)
         if text == "c":
-            context.nack(ids["a"], "in")
+            context.nack(world.ids["a"], "in")
 
-    world = World(function, retain_key_ordering=True, max_message_retries=1, output="")
-    keys = {"a": b"k", "b": b"k", "c": b"other"}
-    world.take_records([(offset, 1, keys[text], text.encode(), ()) for offset, text in enumerate("abc")])
-    assert calls == ["a", "c"]
+    world = KeyedWorld(act, max_message_retries=1)
+    world.take_keyed("abc", [b"k", b"k", b"other"])
+    assert world.called == ["a", "c"]
     assert world.calls.next_due() is not None
     world.calls.retry()
-    assert calls == ["a", "c", "b"]
+    assert world.called == ["a", "c", "b"]
     assert world.calls.committable() == {IN: 3}
     assert world.calls.next_due() is None

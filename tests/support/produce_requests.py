@@ -11,7 +11,7 @@ from crc32c import crc32c
 
 from kop.records.batch import HEADER_SIZE, Record, build
 from kop.records.compression import Codec
-from kop.wire.primitives import varint_bytes
+from kop.varints import varint_bytes
 
 NOW = int(time.time() * 1000)
 """Of this moment, or upkeep would forget producers at moments of its own."""

@@ -14,6 +14,7 @@ from support.bodies import encode_body
 from support.examples import examples
 from support.random_messages import random_message
 
+from kop.varints import varint_bytes
 from kop.wire import codec
 from kop.wire.messages import OffsetCommitRequest, OffsetCommitResponse
 from kop.wire.offset_commit import (
@@ -21,7 +22,7 @@ from kop.wire.offset_commit import (
     encode_response,
     parse,
 )
-from kop.wire.primitives import MOST_ELEMENTS, DecodeError, varint_bytes
+from kop.wire.primitives import MOST_ELEMENTS, DecodeError
 
 VERSIONS = range(2, 11)
 

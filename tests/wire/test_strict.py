@@ -18,7 +18,7 @@ from support.bodies import encode_body
 from support.examples import examples
 from support.random_messages import every_class, fields_of, is_message, random_message
 
-from kop.wire import primitives
+from kop.varints import varint_bytes
 from kop.wire.codec import decode, encode_response
 from kop.wire.frame import FLEXIBLE_FROM, foreign_protocol, parse_header, request_header
 from kop.wire.messages import REQUESTS, RESPONSES, MetadataRequest, OffsetCommitRequest
@@ -194,7 +194,7 @@ def test_the_bound_of_elements_counts_all_arrays_of_a_message_together() -> None
 
 
 def uvarint(value: int) -> bytes:
-    return primitives.varint_bytes(value)
+    return varint_bytes(value)
 
 
 def tagged(count: int, size: int = 0) -> bytes:

@@ -42,7 +42,8 @@ class Starts:
                     continue
                 places = self._places([topic])
                 ends = self._reader.list_offsets(dict.fromkeys(places, LATEST), READ_COMMITTED)
-                begins = self._begins(step.spec, places)
+                committed, others = self._begins(step.spec, places)
+                begins = {**committed, **others}
                 left = sum(max(0, ends[place] - begins[place]) for place in places)
                 if left:
                     late[step.spec.name] = (topic, left)
@@ -66,25 +67,25 @@ class Starts:
                     spec, self._reader.list_offsets(dict.fromkeys(self._places(called), LATEST), READ_COMMITTED)
                 )
             places = self._places([topic for topic in step.inputs if topic not in called])
-            known = self._writer.committed(spec.group, places) if places else {}
-            begins = self._begins(spec, places)
-            self._commit(spec, {place: offset for place, offset in begins.items() if place not in known})
+            _, others = self._begins(spec, places)
+            self._commit(spec, others)
 
     def _places(self, topics: Any) -> list[TopicPartition]:
         there = self._reader.topics(set(topics)) if topics else {}
         return [(name, number) for name, topic in there.items() for number in topic.leaders]
 
-    def _begins(self, spec: FunctionSpec, places: Sequence[TopicPartition]) -> Offsets:
-        """Return the offsets that a function's group has committed in these partitions. The others have the first
-        offset, or the end if the group has committed in none of them and the definition says Latest.
+    def _begins(self, spec: FunctionSpec, places: Sequence[TopicPartition]) -> tuple[Offsets, Offsets]:
+        """Return the offsets that a function's group has committed in some of these partitions, and those at which it
+        begins in the others: the first ones, or the ends if the group has committed in none of the partitions and the
+        definition says Latest.
         """
         if not places:
-            return {}
+            return {}, {}
         known = self._writer.committed(spec.group, places)
         latest = not known and spec.subscription_position == "Latest"
         missing = {place: LATEST if latest else EARLIEST for place in places if place not in known}
-        begins = self._reader.list_offsets(missing, READ_COMMITTED) if missing else {}
-        return {**begins, **{place: offset for place, (offset, _) in known.items()}}
+        others = self._reader.list_offsets(missing, READ_COMMITTED) if missing else {}
+        return {place: offset for place, (offset, _) in known.items()}, others
 
     def _commit(self, spec: FunctionSpec, offsets: Offsets) -> None:
         if offsets:
