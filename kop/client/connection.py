@@ -21,6 +21,7 @@ from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
 from kop import clock
 from kop.client.errors import UnreachableError
+from kop.client.sockets import WIDE_READS
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ class ClusterConnection:
         """The time until which anything is tried again, in seconds of the monotonic clock."""
         self._coordinators: dict[Coordinated, int] = {}
         self._net = NetworkSelector(slow_task_threshold_secs=0)
-        self._manager = KafkaConnectionManager(self._net, **settings)
+        self._manager = KafkaConnectionManager(self._net, **{"proxy_url": WIDE_READS, **settings})
         try:
             self._bootstrap(settings)
         except BaseException:
