@@ -71,7 +71,8 @@ class RunningMesh:
             self._failure = without_frames(error)
         finally:
             self._driver.close(stops_queries=True)
-            self._followed.close()
+            # All that the mesh did has ended. The process ends only once this has, too: the server may answer late.
+            threading.Thread(target=self._followed.close, name="kop-mesh-leave").start()
 
 
 def run_mesh(
