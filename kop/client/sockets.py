@@ -3,7 +3,8 @@
 Owns: these sockets, and how kafka-python comes to make them. Must not know: what is read.
 
 kafka-python 3.0 reads 4 KiB at a time. Each read gives up the lock of Python's interpreter, so a thread that reads an
-answer of megabytes waits a thousand times for the threads that work on the answer before it.
+answer of megabytes waits a thousand times for the threads that work on the answer before it. With TLS that is so still:
+Python makes the sockets of TLS anew.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ SCHEME: Final = "kop-wide-reads"
 WIDE_READS: Final = f"{SCHEME}://"
 """The `proxy_url` by which kafka-python, without a proxy, makes these sockets."""
 READ_BYTES: Final = 64 << 10
+"""The bytes that are read at a time."""
 
 
 class WideSocket(socket.socket):

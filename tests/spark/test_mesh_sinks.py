@@ -129,4 +129,7 @@ def test_the_bad_record_is_told_out_of_spark_s_error(text: str) -> None:
 def test_errors_without_a_task_are_told_by_their_first_line() -> None:
     assert told("Table or view not found\n at x") == "Table or view not found"
     assert told("") == "no reason is known"
+    gone = "the driver of the mesh is gone"
+    assert told(f"kop.spark.mesh.link.NotPlannedError: {gone}") == f"NotPlannedError: {gone}"
+    assert told("kop.spark.mesh.link.NotPlannedError: UnreachableError: no server") == "UnreachableError: no server"
     assert told("...\nPython worker exited unexpectedly (crashed)") == "its Python worker has ended"

@@ -586,10 +586,13 @@ class NoPlanner:
 
     def __init__(self, component: str) -> None:
         self.component = component
+        self.away = True
         self.is_closed = threading.Event()
 
     def has_work(self) -> bool:
-        raise UnreachableError(f"no server for {self.component}")
+        if self.away:
+            raise UnreachableError(f"no server for {self.component}")
+        return True
 
     def shares(self) -> list[Share]:
         return [Share(0, (("in", 0), ("in", 2)), {("in", 0): 5, ("in", 2): 0}), Share(1, (("in", 1),))]
@@ -610,15 +613,27 @@ def test_the_driver_answers_who_plans_until_that_line_ends() -> None:
         with closing(PlanLink(("127.0.0.1", hub.port), hub.token, "c")) as link:
             for _ in range(2):
                 assert link.shares() == NoPlanner("c").shares()
-                with pytest.raises(NotPlannedError, match="no server for c"):
+                with pytest.raises(NotPlannedError, match="UnreachableError: no server for c"):
                     link.has_work()
             assert hub.tasks() == 0, "it is no task"
+            made[0].away = False
+            assert link.has_work()
+            hub.end_tasks("c")
+            assert not link.has_work(), "its tasks would only have to end"
+            hub.allow("c")
+            assert link.has_work()
             (planner,) = made
             assert not planner.is_closed.is_set()
         assert planner.is_closed.wait(10)
         with closing(PlanLink(("127.0.0.1", hub.port), "guessed", "c")) as link, pytest.raises(NotPlannedError):
             link.shares()
         assert len(made) == 1
+        with closing(PlanLink(("127.0.0.1", hub.port), hub.token, "c")) as link:
+            link.shares()
+            hub.close()
+            with pytest.raises(NotPlannedError, match="the driver of the mesh is gone"):
+                link.shares()
+        assert made[1].is_closed.wait(10)
     finally:
         hub.close()
 

@@ -93,7 +93,7 @@ class _Query:
     work: Work | None = None
     """The work of the tasks of a component; None for a part that is none."""
     planner: Planner | None = None
-    """Tells the driver if something is left to do, once that is asked; batches are planned by another one."""
+    """Counts what is left to do; None until the driver asks. The hub has planners of its own, which plan batches."""
     folder: str = ""
     """The folder of the checkpoint if that has to outlive the query; else empty."""
     part: Part | None = None
@@ -242,8 +242,9 @@ class MeshDriver:
         self._stopping.set()
 
     def start(self) -> None:
-        """Begin to join the group in which the drivers of the mesh decide which one runs it. It takes some tenths of a
-        second, in which the mesh can be defined. ClientError and UnreachableError if the server does not answer.
+        """Make the topic of reports, and begin to join the group in which the drivers of the mesh decide which one runs
+        it. Does not wait for the group, which takes some tenths of a second: the mesh can be defined meanwhile.
+        ClientError and UnreachableError if the server does not answer.
         """
         self._topic.make()
         self._election.start()
@@ -251,7 +252,7 @@ class MeshDriver:
     def run(self) -> bool:
         """Run until `stop`, until the mesh is deleted, or, with `once`, until all records are done or another driver
         has the mesh. Returns True if all work that was begun was committed within 30 s. The mesh is this driver's until
-        `close`. To be called after `start`, and once the mesh is defined.
+        `close`, or with `once` until all is done. To be called after `start`, and once the mesh is defined.
 
         Requests of others are carried out meanwhile: another definition, a stop, a start. ClientError and
         UnreachableError if the first definition cannot be run, or the server does not answer; a later definition that
@@ -266,7 +267,8 @@ class MeshDriver:
                 threading.Thread(target=self._followed.close, name="kop-mesh-leave", daemon=True).start()
             is_whole = self._end(is_over)
             if is_over:
-                self._election.leave()
+                if self._once and is_whole and not self._stopping.is_set():
+                    self._election.leave()  # all is done, by sources and sinks, too
                 break
             self._end_queries()
         return is_whole
@@ -336,7 +338,7 @@ class MeshDriver:
         mesh = self._mesh
         sources, queries, sinks = (
             [self._of_part(part) for part in parts] for parts in (mesh.sources, mesh.queries, mesh.sinks)
-        )  # first, since a part may be refused: nothing is made then
+        )  # first: if a part is refused, nothing has been made yet
         components = self._lay_out()
         each = self._share_cores(components)
         self._spark.dataSource.register(MeshSource)
@@ -679,9 +681,8 @@ class MeshDriver:
             self._hub.end_tasks(query.name)
             if query.query is not None:
                 _stop(query, end)
-            if query.planner is not None:
-                query.planner.close()
             query.remove_checkpoint()
+        self._close_planners()
         self._hub.wait_until_none(END_SECONDS)
         self._alone |= names
         components = self._lay_out()
@@ -903,10 +904,14 @@ class MeshDriver:
         if not self._election.is_lost:
             self._report()
         self._tell_changes()
-        for query in self._queries:
-            if query.planner is not None:
-                query.planner.close()
+        self._close_planners()
         return is_whole
+
+    def _close_planners(self) -> None:
+        for query in self._queries:
+            planner, query.planner = query.planner, None
+            if planner is not None:
+                planner.close()
 
     def _end_queries(self) -> None:
         """End the queries of the mesh in Spark, so that others can start, and remove the checkpoints of components.
@@ -932,6 +937,7 @@ class MeshDriver:
             self._end_queries()
         else:
             self._remove_checkpoints()
+        self._close_planners()
         self._election.close()
         for other in (self._hub, self._topic, self._reports, self._edges):
             other.close()

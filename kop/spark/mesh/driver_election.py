@@ -52,7 +52,9 @@ class DriverElection:
         self._membership.start()
 
     def leave(self) -> None:
-        """Begin to leave the group, so that another driver can have the mesh, without waiting."""
+        """Begin to leave the group, so that another driver can have the mesh, without waiting. No task may begin from
+        then on, and this driver cannot join again.
+        """
         self._over.set()
         self._membership.close(0.0)
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 import re
 from typing import Final
 
-_ERROR: Final = re.compile(r"^(?:: |Caused by: )?(?:[\w.]+\.)?(\w*(?:Error|Exception|Exit)): (.+)", re.MULTILINE)
+_ERROR: Final = re.compile(
+    r"^(?:: |Caused by: )?(?:[\w.]+\.)?(?:NotPlannedError: )?(\w*(?:Error|Exception|Exit)): (.+)", re.MULTILINE
+)
 
 
 def told(text: str) -> str:
     """Return the reason in the text of a query's error, up to 1000 characters: the innermost error that it names, which
-    is that of the failed task, without the stacks around it; the first line if it names none.
+    is that of the failed task, or the driver's if it could not plan a batch, without the stacks around it; the first
+    line if it names none.
     """
     if "Python worker exited unexpectedly" in text:
         return "its Python worker has ended"

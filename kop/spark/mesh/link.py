@@ -1,4 +1,4 @@
-"""The lines between the driver of a mesh and processes of Spark: what tasks do, that they shall end, what a batch is.
+"""The lines between the driver of a mesh and Spark's processes: counts of tasks, the order to end, plans of batches.
 
 Owns: the socket that the driver listens on, the token that others show, the lines of JSON in both directions.
 Must not know: what is counted, what runs, how batches are planned; it imports next to nothing, as `share` does.
@@ -6,6 +6,9 @@ Must not know: what is counted, what runs, how batches are planned; it imports n
 A task waits until the driver lets it begin, and tells what it has done each second and at its end. The driver says one
 thing more: end now. The end of a line is the end of the task, or of the driver; a task without a driver ends, too, so
 nothing goes on that nobody has started.
+
+The process in which Spark plans the batches of a component asks, and the driver answers, one line each. While the tasks
+of a component are to end, there is nothing to plan for it.
 """
 
 from __future__ import annotations
@@ -60,7 +63,7 @@ class BatchPlanner(Protocol):
 
 
 class TaskLine:
-    """A task as the driver sees it."""
+    """A task, or a process that plans, as the driver sees it."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -104,6 +107,8 @@ class Hub:
         self._may_begin = may_begin
         self._new_planner = new_planner
         self._lines: set[TaskLine] = set()
+        self._plans: set[TaskLine] = set()
+        """The lines of the processes that plan."""
         self._changed = threading.Condition()
         self._ending: set[str] = set()
         self._server = socket.create_server((host, 0), backlog=128)
@@ -137,9 +142,11 @@ class Hub:
             return self._changed.wait_for(lambda: not self.tasks(component), seconds)
 
     def close(self) -> None:
-        """Stop listening, and cut the connections to all tasks, which ends the tasks."""
+        """Stop listening, and cut the connections to all tasks, which ends the tasks, and to those that plan."""
+        with suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)  # else the thread would take one connection more
         self._server.close()
-        for line in list(self._lines):
+        for line in [*self._lines, *self._plans]:
             line.cut()
 
     def _accept(self) -> None:
@@ -149,7 +156,7 @@ class Hub:
             except OSError as error:
                 if self._server.fileno() < 0:
                     return  # it is closed
-                log.warning("a task cannot connect, and tries again: %s", error)
+                log.warning("a process of Spark cannot connect, and tries again: %s", error)
                 threading.Event().wait(ACCEPT_SECONDS)
                 continue
             threading.Thread(target=self._serve, args=(connection,), name="kop-mesh-task", daemon=True).start()
@@ -164,7 +171,11 @@ class Hub:
             connection.settimeout(None)
             line.component = str(first["component"])
             if first.get("plans"):
-                self._plan(line.component, connection, lines)
+                self._plans.add(line)
+                try:
+                    self._plan(line.component, connection, lines)
+                finally:
+                    self._plans.discard(line)
                 return
             if not self._may_begin():
                 return
@@ -185,7 +196,9 @@ class Hub:
                     self._changed.notify_all()
 
     def _plan(self, component: str, connection: socket.socket, questions: Iterable[bytes]) -> None:
-        """Answer the questions of the process that plans the batches of a component, until its line ends."""
+        """Answer the questions of the process that plans the batches of a component, until its line ends. An error is
+        logged with its stack at level INFO: the process gets the text alone.
+        """
         planner: BatchPlanner | None = None
         try:
             for text in questions:
@@ -195,9 +208,10 @@ class Hub:
                     if json.loads(text) == _SHARES:
                         answer = {_SHARES: [share.plain() for share in planner.shares()]}
                     else:
-                        answer = {_HAS_WORK: planner.has_work()}
+                        answer = {_HAS_WORK: planner.has_work() and component not in self._ending}
                 except Exception as error:
-                    answer = {"failed": str(error) or repr(error)}
+                    log.info("a batch of %s is not planned", component, exc_info=True)
+                    answer = {"failed": f"{type(error).__name__}: {error}"}
                 connection.sendall(json.dumps(answer).encode() + b"\n")
         finally:
             if planner is not None:
@@ -253,7 +267,7 @@ class DriverLink:
 class PlanLink:
     """The end of the process that plans the batches of a component: each question is the driver's to answer.
 
-    NotPlannedError if the driver cannot answer or is gone; OSError if it cannot be reached.
+    NotPlannedError if the driver cannot answer or is gone, OSError if it cannot be reached when this is made.
     """
 
     def __init__(self, hub: tuple[str, int], token: str, component: str) -> None:
@@ -276,8 +290,11 @@ class PlanLink:
         self._connection.close()
 
     def _ask(self, question: str) -> Any:
-        self._send(question)
-        answer = self._answers.readline()
+        try:
+            self._send(question)
+            answer = self._answers.readline()
+        except OSError:
+            answer = b""
         if not answer:
             raise NotPlannedError("the driver of the mesh is gone")
         values = json.loads(answer)

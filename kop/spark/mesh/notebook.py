@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from kop.client.properties import connection, properties_of_environment
@@ -71,7 +72,8 @@ class RunningMesh:
             self._failure = without_frames(error)
         finally:
             self._driver.close(stops_queries=True)
-            # All that the mesh did has ended. The process ends only once this has, too: the server may answer late.
+            # Only the place in the group of workers is left. This thread is no daemon: the process waits until it is
+            # given up, 5 s at most.
             threading.Thread(target=self._followed.close, name="kop-mesh-leave").start()
 
 
@@ -107,16 +109,23 @@ def run_mesh(
     mesh = checked.mesh
     for note in checked.notes:
         _say(note)
-    followed = FollowedMesh(settings, patience, mesh.full_name, names, file)
-    driver = MeshDriver(
-        spark, followed, settings, patience, _say, once=once, properties=properties, checkpoints=checkpoints, spare=1
-    )
-    try:
+    with ExitStack() as stack:
+        followed = FollowedMesh(settings, patience, mesh.full_name, names, file)
+        stack.callback(followed.close)
+        driver = MeshDriver(
+            spark,
+            followed,
+            settings,
+            patience,
+            _say,
+            once=once,
+            properties=properties,
+            checkpoints=checkpoints,
+            spare=1,
+        )
+        stack.callback(driver.close, stops_queries=False)
         driver.start()
         followed.start()
         followed.ensure(mesh, text)
-    except BaseException:
-        driver.close(stops_queries=False)
-        followed.close()
-        raise
+        stack.pop_all()
     return RunningMesh(driver, followed)

@@ -28,7 +28,11 @@ class Planner:
     def __init__(self, work: Work) -> None:
         self._work = work
         self._reader = ReadClient(work.settings, int(work.patience * 1000))
-        self._writer = WriteClient(work.settings, work.patience)
+        try:
+            self._writer = WriteClient(work.settings, work.patience)
+        except BaseException:
+            self._reader.close()
+            raise
         self._places: list[TopicPartition] = []
         self._looked = float("-inf")
         self._planned: tuple[Offsets, Offsets] | None = None

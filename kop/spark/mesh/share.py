@@ -1,7 +1,7 @@
 """The share of a batch that one task has, as it goes from the driver to Spark and on to the task.
 
-Owns: this description. Must not know: who plans, Spark; it imports next to nothing, since Spark starts a Python process
-for each query that knows shares alone.
+Owns: this description. Must not know: who plans, Spark; it imports next to nothing, since the process that Spark starts
+for each query needs shares alone.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ Must not know: how tasks work, how batches are planned, what a mesh is.
 An offset of Spark is the number of a batch and says nothing about records: where each partition is read on is what the
 groups of the functions have committed, and nothing else.
 
-Spark starts a Python process for each query, which only plans: it asks the driver, which has clients of the server that
-know all there is to know, and imports none of them itself. That makes a query begin a quarter of a second sooner.
+Spark starts a Python process for each query, which only plans: it asks the driver, so it needs no client of the server,
+whose import takes a quarter of a second.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _ComponentQuery:
     """The host and port of the driver."""
     token: str
     work: bytes
-    """The pickled work of the component: tasks alone need it, and the modules of its classes."""
+    """The pickled work of the component. Only tasks load it, and with it the modules of its classes."""
 
 
 def encode(work: Work) -> str:

@@ -54,8 +54,9 @@ DRAIN_SECONDS: Final = 0.5
 """The most seconds for that: nobody waits for these records, and each transaction takes some milliseconds."""
 DRAIN_PARTITION_BYTES: Final = 4 << 20
 DRAIN_ANSWER_BYTES: Final = 16 << 20
-"""The bytes that such a batch asks for at a time, of a partition and in all: more than without an end, since so much is
-there. Transactions are larger, too, and there are fewer requests of each kind.
+"""The bytes that such a batch asks for at a time, of a partition and in all: more than a batch without an end, which
+waits for new records, while these are there. So there are fewer requests, and larger transactions. It takes more memory,
+too, so it does not hold if a function has a limit for that.
 """
 LOOK_SECONDS: Final = 0.1
 """The seconds between two looks of a task at the news of other threads while it waits for records."""
@@ -181,6 +182,7 @@ class _Task(_Base):
         """
         stand_in.install()
         drains = self._share.ends is not None
+        asks_for_more = drains and all(step.spec.ram is None for step in self._component.steps)
         with ExitStack() as stack:
             stack.callback(self._link.close)
             for part in self._component.steps:
@@ -215,8 +217,8 @@ class _Task(_Base):
             positions = {place: lane.position for place, lane in lanes.items()}
             fetch = FetchSettings(
                 isolation=READ_COMMITTED,
-                partition_bytes=DRAIN_PARTITION_BYTES if drains else PARTITION_BYTES,
-                max_bytes=DRAIN_ANSWER_BYTES if drains else ANSWER_BYTES,
+                partition_bytes=DRAIN_PARTITION_BYTES if asks_for_more else PARTITION_BYTES,
+                max_bytes=DRAIN_ANSWER_BYTES if asks_for_more else ANSWER_BYTES,
                 wait_ms=FETCH_WAIT_MS,
             )
             reader = ReadAhead(self._new_reader(), self._new_reader, positions, self._fail, fetch)
