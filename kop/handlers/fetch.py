@@ -105,6 +105,10 @@ class _Response:
     """The number of partitions that did not exist when the request came: their errors end no wait for others."""
     unread: int = 0
     """The number of partitions whose read from storage has not ended."""
+    not_taken: list[tuple[FetchPartition, PartitionLog]] = field(default_factory=list)
+    """The partitions of which a read from storage is wanted whose result this response does not have."""
+    looked_at: set[PartitionLog] = field(default_factory=set)
+    """The logs of the partitions that were looked at."""
     looked_up: str | UUID | None = None
     """The name or id of the topic that `topic` was looked up for."""
     topic: TopicInfo | ErrorCode = ErrorCode.UNKNOWN_TOPIC_ID
@@ -185,12 +189,11 @@ class _Fetch:
         are begun for what is missing; such partitions are counted as unread.
         """
         response = _Response(self.budget, reading=read)
-        looked_at: set[PartitionLog] = set()
         for wanted in self.wanted():
             partition_log = self._log(response, wanted)
             if partition_log is None:
                 continue
-            looked_at.add(partition_log)
+            response.looked_at.add(partition_log)
             stable = partition_log.last_stable_offset
             end = stable if self.committed and stable < partition_log.high_watermark else None
             try:
@@ -202,10 +205,11 @@ class _Fetch:
                 continue
             if result is None:
                 response.unread += 1
+                response.not_taken.append((wanted, partition_log))
             self._add(response, wanted, partition_log, stable, result)
         self.looked = True
         if read and response.unread:
-            self.reads.make_room(looked_at, int(self.waits))
+            self.reads.make_room(response.looked_at, int(self.waits))
         return response
 
     def _cached(
@@ -244,13 +248,10 @@ class _Fetch:
 
         `end` is the offset at which open transactions begin, if the Fetch may only read up to it; else None.
         """
-        reads = self.reads
-        offset = wanted.fetch_offset
         if read:
-            most = min(wanted.max_bytes, self.budget)
-            under_way: ColdRead | None = reads.ask(partition_log, offset, most, self.of_entries)
+            under_way: ColdRead | None = self._ask(wanted, partition_log)
         else:
-            under_way = reads.find(partition_log, offset, self.of_entries)
+            under_way = self.reads.find(partition_log, wanted.fetch_offset, self.of_entries)
         if under_way is None:
             return None
         if under_way.error is not None:
@@ -262,16 +263,24 @@ class _Fetch:
         if end is not None:
             result = stable_part(result, end)
         if result.size > response.room(wanted) and not response.min_one:
+            response.not_taken.append((wanted, partition_log))
             return _EMPTY  # the batches do not fit: a later answer takes them
         response.taken.append(partition_log)
         return result
 
     def read_ahead(self, response: _Response) -> None:
         """Begin reads from storage, unless this response began them, for the partitions that it lacks because it does
-        not wait for them: the client's next Fetch takes their results.
+        not wait for them: the client's next Fetch takes their results. What it has is not read again.
         """
         if response.unread and not response.reading:
-            self.look(read=True)
+            for wanted, partition_log in response.not_taken:
+                self._ask(wanted, partition_log)
+            self.reads.make_room(response.looked_at, int(self.waits))
+
+    def _ask(self, wanted: FetchPartition, partition_log: PartitionLog) -> ColdRead:
+        """Return the read of a partition from storage, which begins now if there is none."""
+        most = min(wanted.max_bytes, self.budget)
+        return self.reads.ask(partition_log, wanted.fetch_offset, most, self.of_entries)
 
     def _log(self, response: _Response, wanted: FetchPartition) -> PartitionLog | None:
         """Return the partition's log; None if it has none, or the client may not read it, after that error was put into

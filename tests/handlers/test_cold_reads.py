@@ -141,6 +141,27 @@ def test_what_was_read_after_the_answer_is_found_by_the_next_fetch(tmp_path: Pat
     run(main())
 
 
+def test_what_an_answer_has_is_not_read_again_while_another_partition_is_read(
+    tmp_path: Path, store: FaultyStore
+) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:") as serving:
+            client = await filled(store, serving, 2)
+            first, second = hang(store, 0), hang(store, 1)
+            counts, _ = await fetch(client, {0: 0, 1: 0}, max_wait_ms=100)
+            assert counts == {}
+            first.set()
+            await until(lambda: store.engine.read_budget.held > 0)
+            counts, _ = await fetch(client, {0: 0, 1: 0}, max_wait_ms=30_000)
+            assert counts == {0: 2}
+            second.set()
+            counts, _ = await fetch(client, {1: 0}, max_wait_ms=30_000)
+            assert counts == {1: 2}
+            assert reads_of(store, 2) == [1, 1]
+
+    run(main())
+
+
 def test_records_that_come_while_another_partition_is_read_wake_the_fetch(tmp_path: Path, store: FaultyStore) -> None:
     async def main() -> None:
         async with gateway(tmp_path, store="memory:") as serving:
