@@ -65,7 +65,9 @@ def spark_environment(bootstrap: str, settings: tuple[str, ...]) -> dict[str, st
     """
     pyspark = importlib.util.find_spec("pyspark")
     if pyspark is None or pyspark.origin is None:
-        fail(f"there is no PySpark in this Python: {sys.executable} -m pip install 'pyspark>=4.0,<4.4' 'pyarrow>=18'")
+        fail(
+            f"there is no PySpark in this Python: {sys.executable} -m pip install 'pyspark>=4.0,<4.4' 'pyarrow>=18,<28'"
+        )
     home = os.environ.get("JAVA_HOME")
     if not shutil.which("java", path=f"{home}/bin" if home else None):
         fail(f"there is no java {f'in JAVA_HOME ({home})' if home else 'on PATH'}: Spark needs Java 17 or 21")

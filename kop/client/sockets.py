@@ -3,8 +3,8 @@
 Owns: these sockets, and how kafka-python comes to make them. Must not know: what is read.
 
 kafka-python 3.0 reads 4 KiB at a time. Each read gives up the lock of Python's interpreter, so a thread that reads an
-answer of megabytes waits a thousand times for the threads that work on the answer before it. With TLS that is so still:
-Python makes the sockets of TLS anew.
+answer of megabytes waits a thousand times for the threads that work on the answer before it. With TLS it is still
+4 KiB: Python wraps the socket in one of its own class.
 """
 
 from __future__ import annotations

@@ -106,7 +106,9 @@ class _Response:
     unread: int = 0
     """The number of partitions whose read from storage has not ended."""
     not_taken: list[tuple[FetchPartition, PartitionLog]] = field(default_factory=list)
-    """The partitions of which a read from storage is wanted whose result this response does not have."""
+    """The partitions that want a read from storage whose result is not in this response: it goes on, was not begun, or
+    did not fit.
+    """
     looked_at: set[PartitionLog] = field(default_factory=set)
     """The logs of the partitions that were looked at."""
     looked_up: str | UUID | None = None

@@ -268,7 +268,7 @@ class MeshDriver:
             is_whole = self._end(is_over)
             if is_over:
                 if self._once and is_whole and not self._stopping.is_set():
-                    self._election.leave()  # all is done, by sources and sinks, too
+                    self._election.leave()  # all is done, or another driver has the mesh
                 break
             self._end_queries()
         return is_whole
@@ -682,7 +682,6 @@ class MeshDriver:
             if query.query is not None:
                 _stop(query, end)
             query.remove_checkpoint()
-        self._close_planners()
         self._hub.wait_until_none(END_SECONDS)
         self._alone |= names
         components = self._lay_out()

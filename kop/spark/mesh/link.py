@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 CONNECT_SECONDS: Final = 10.0
 BEGIN_SECONDS: Final = 30.0
 """The seconds that a task waits until it may begin: a driver that is paused says nothing."""
+ENDING_SECONDS: Final = 0.5
+"""The seconds for which a component whose tasks are to end has nothing to plan, before Spark asks again."""
 ACCEPT_SECONDS: Final = 0.1
 """The seconds before another try to take a connection: the process may have no file left for it."""
 _BEGIN: Final = b'{"begin": true}\n'
@@ -111,6 +113,7 @@ class Hub:
         """The lines of the processes that plan."""
         self._changed = threading.Condition()
         self._ending: set[str] = set()
+        self._is_closed = False
         self._server = socket.create_server((host, 0), backlog=128)
         self.port: int = self._server.getsockname()[1]
         threading.Thread(target=self._accept, name="kop-mesh-hub", daemon=True).start()
@@ -133,6 +136,7 @@ class Hub:
         """Undo `end_tasks` for a component: its tasks that begin from now on are not told to end."""
         with self._changed:
             self._ending.discard(component)
+            self._changed.notify_all()
 
     def wait_until_none(self, seconds: float, component: str | None = None) -> bool:
         """Wait until no task runs, of the component or of all without one, for so many seconds at most. Returns True if
@@ -143,6 +147,7 @@ class Hub:
 
     def close(self) -> None:
         """Stop listening, and cut the connections to all tasks, which ends the tasks, and to those that plan."""
+        self._is_closed = True
         with suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)  # else the thread would take one connection more
         self._server.close()
@@ -154,8 +159,8 @@ class Hub:
             try:
                 connection, _ = self._server.accept()
             except OSError as error:
-                if self._server.fileno() < 0:
-                    return  # it is closed
+                if self._is_closed:
+                    return
                 log.warning("a process of Spark cannot connect, and tries again: %s", error)
                 threading.Event().wait(ACCEPT_SECONDS)
                 continue
@@ -173,7 +178,8 @@ class Hub:
             if first.get("plans"):
                 self._plans.add(line)
                 try:
-                    self._plan(line.component, connection, lines)
+                    if not self._is_closed:  # else nobody would cut it
+                        self._plan(line.component, connection, lines)
                 finally:
                     self._plans.discard(line)
                 return
@@ -208,7 +214,8 @@ class Hub:
                     if json.loads(text) == _SHARES:
                         answer = {_SHARES: [share.plain() for share in planner.shares()]}
                     else:
-                        answer = {_HAS_WORK: planner.has_work() and component not in self._ending}
+                        has_work = self._may_plan(component) and planner.has_work()
+                        answer = {_HAS_WORK: has_work and component not in self._ending}  # it may have been told since
                 except Exception as error:
                     log.info("a batch of %s is not planned", component, exc_info=True)
                     answer = {"failed": f"{type(error).__name__}: {error}"}
@@ -216,6 +223,11 @@ class Hub:
         finally:
             if planner is not None:
                 planner.close()
+
+    def _may_plan(self, component: str) -> bool:
+        """Return False if the tasks of a component are to end and no `allow` comes for 0.5 s; else True."""
+        with self._changed:
+            return self._changed.wait_for(lambda: component not in self._ending, ENDING_SECONDS)
 
     def _is_token(self, given: object) -> bool:
         return hmac.compare_digest(str(given).encode(), self.token.encode())

@@ -72,8 +72,8 @@ class RunningMesh:
             self._failure = without_frames(error)
         finally:
             self._driver.close(stops_queries=True)
-            # Only the place in the group of workers is left. This thread is no daemon: the process waits until it is
-            # given up, 5 s at most.
+            # Only the place in the group of workers is left. The thread below is no daemon: the process waits until it
+            # is given up, 5 s at most.
             threading.Thread(target=self._followed.close, name="kop-mesh-leave").start()
 
 

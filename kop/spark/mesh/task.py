@@ -56,7 +56,7 @@ DRAIN_PARTITION_BYTES: Final = 4 << 20
 DRAIN_ANSWER_BYTES: Final = 16 << 20
 """The bytes that such a batch asks for at a time, of a partition and in all: more than a batch without an end, which
 waits for new records, while these are there. So there are fewer requests, and larger transactions. It takes more
-memory, too, so it does not hold if a function has a limit for that.
+memory, too, so a component with a function that has a limit (`ram`) does without.
 """
 LOOK_SECONDS: Final = 0.1
 """The seconds between two looks of a task at the news of other threads while it waits for records."""
