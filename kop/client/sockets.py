@@ -10,7 +10,7 @@ answer of megabytes waits a thousand times for the threads that work on the answ
 from __future__ import annotations
 
 import socket
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
 from kafka.net.inet import KafkaNetSocket
 
@@ -33,6 +33,14 @@ class WideReads(KafkaNetSocket):  # type: ignore[misc]
     """Makes the sockets of kafka-python's connections that go through no proxy."""
 
     SCHEMES: ClassVar = (SCHEME,)
+
+    async def sock_connect(self, net: Any, sock: socket.socket, *given: Any, **more: Any) -> socket.socket:
+        """Connect a socket, and return it; close it if that fails or is given up, which kafka-python leaves out."""
+        try:
+            return cast(socket.socket, await super().sock_connect(net, sock, *given, **more))
+        except BaseException:
+            sock.close()
+            raise
 
     def socket(self, *given: Any) -> socket.socket:
         """Return a new socket; `given` are family, type and protocol, as for `socket.socket`."""
