@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import itertools
 import json
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Collection, Sequence, Sized
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
@@ -35,11 +37,10 @@ from google.protobuf import (
 )
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.descriptor_pool import DescriptorPool
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from kop.schemas.avro_schema import UTC
-from kop.schemas.builders import Builder, Leaf, Lists, Maps, Structs, builder
 from kop.schemas.encoders import zigzag
 from kop.schemas.errors import BadRecordError, SchemaError, UnresolvableError
 
@@ -65,6 +66,10 @@ _UNNAMED: Final = "schema.proto"
 Descriptor = Any
 """A message's descriptor. What stubs say of the descriptors' members differs between the library's versions."""
 Field = Any
+Nulls = list[bool] | None
+"""For each of some values True if it is null; None if none is."""
+Column = Callable[[Sequence[Any], Nulls], pa.Array]
+"""A function that makes a column of values as the library gives them; what a null one is does not matter."""
 _TIMESTAMP: Final = "google.protobuf.Timestamp"
 _F = FieldDescriptor
 _LEAVES: Final = {
@@ -300,6 +305,17 @@ def _is_map(field: Field) -> bool:
 
 # -- reading
 
+_PIECE: Final = 256
+"""The messages that are held at once: so few leave before Python's collector looks at them, which doubles the rate."""
+_NO_UTF8: Final = "a text of it is no UTF-8"
+
+
+class _Symbols(dict[int, str]):
+    """The symbols of an enum by their numbers; a number without one is its own."""
+
+    def __missing__(self, number: int) -> str:
+        return str(number)
+
 
 class ProtobufReader:
     """The reader of one message's records as another version of it, `reader`; UnresolvableError if its fields cannot be
@@ -312,8 +328,9 @@ class ProtobufReader:
         _compare(writer, reader, reader.name, set())
         self.kind = arrow_type(reader)
         self._class = GetMessageClass(reader)
-        self._into = builder(self.kind)
-        self._add = _adder(writer, reader, self._into)
+        self._column = _message_column(writer, reader, self.kind)
+        self._empty = self._class()
+        self._empty_column = self._column([], None)
 
     def decode(self, records: Sequence[bytes], start: int = 0) -> tuple[pa.Array, dict[int, str]]:
         """Return a column with a row for each record, and by row the errors of bad records, which are null in it: those
@@ -321,21 +338,53 @@ class ProtobufReader:
         its byte `start`.
         """
         failures: dict[int, str] = {}
-        parse, add, into = self._class.FromString, self._add, self._into
+        columns = [self._empty_column]
+        for first in range(0, len(records), _PIECE):
+            columns.append(self._piece(records[first : first + _PIECE], start, first, failures))
+        return pa.concat_arrays(columns), failures
+
+    def _piece(self, records: Sequence[bytes], start: int, first: int, failures: dict[int, str]) -> pa.Array:
+        messages: list[Message] = []
+        bad: dict[int, str] = {}
+        parse = self._class.FromString
         for row, record in enumerate(records):
             try:
-                add(parse(record[start:] if start else record))
-                continue
+                messages.append(parse(record[start:] if start else record))
             except DecodeError:
-                reason = "it is malformed, or cut short"
-            except UnicodeDecodeError:
-                reason = "a text of it is no UTF-8"
-            except BadRecordError as error:
-                reason = str(error)
-            into.truncate(row)
-            into.add_null()
-            failures[row] = reason
-        return into.finish(), failures
+                messages.append(self._empty)
+                bad[row] = "it is malformed, or cut short"
+            except UnicodeDecodeError:  # by the library's implementation in Python
+                messages.append(self._empty)
+                bad[row] = _NO_UTF8
+        try:
+            column = self._column(messages, _in(bad, messages))
+        except BadRecordError:
+            self._find_bad(messages, 0, bad)
+            for row in bad:
+                messages[row] = self._empty
+            column = self._column(messages, _in(bad, messages))
+        failures |= {first + row: reason for row, reason in bad.items()}
+        return column
+
+    def _find_bad(self, messages: list[Message], first: int, bad: dict[int, str]) -> None:
+        """Put the errors of bad messages into `bad` by their rows, by halves: few are bad, and a column does not say
+        which. The first message has the row `first`.
+        """
+        try:
+            self._column(messages, None)
+            return
+        except BadRecordError as error:
+            reason = str(error)
+        if len(messages) == 1:
+            bad[first] = reason
+            return
+        half = len(messages) // 2
+        self._find_bad(messages[:half], first, bad)
+        self._find_bad(messages[half:], first + half, bad)
+
+
+def _in(rows: Collection[int], values: Sequence[Any]) -> Nulls:
+    return [row in rows for row in range(len(values))] if rows else None
 
 
 def read_indexes(data: bytes, at: int) -> tuple[tuple[int, ...], int]:
@@ -403,95 +452,105 @@ def _compare(writer: Descriptor, reader: Descriptor, path: str, seen: set[str]) 
             raise UnresolvableError(f"{below} has another type, which cannot be read as the reader's")
 
 
-def _adder(writer: Descriptor, message: Descriptor, into: Builder) -> Callable[[Any], None]:
-    """Return the function that appends a message of this type, which was written as the `writer` type, to the column
-    `into`. It raises BadRecordError for a field that the writer's type does not have, and for a time that a column
-    cannot hold.
+def _message_column(writer: Descriptor, message: Descriptor, kind: pa.DataType) -> Column:
+    """Return the function that makes a column of messages of this type, which were written as the `writer` type. It
+    raises BadRecordError for a field that the writer's type does not have, and for a time that a column cannot hold.
     """
     known = {field.number for field in writer.fields}
-    unknown_of: Callable[[Any], Any] = unknown_fields.UnknownFieldSet
+    unknown_of: Callable[[Message], Any] = unknown_fields.UnknownFieldSet
 
-    def check(value: Any) -> None:
-        unknown = unknown_of(value)
-        for field in unknown if len(unknown) else ():
-            if field.field_number not in known:
-                raise BadRecordError(f"it has a field {field.field_number}, which its schema has not")
+    def check(values: Sequence[Message]) -> None:
+        for unknown in filter(len, map(unknown_of, values)):
+            for field in unknown:
+                if field.field_number not in known:
+                    raise BadRecordError(f"it has a field {field.field_number}, which its schema has not")
 
     if message.full_name == _TIMESTAMP:
-        assert isinstance(into, Leaf)
-        append = into.values.append
 
-        def add_time(value: Any) -> None:
-            check(value)
-            made = value.seconds * 1_000_000 + value.nanos // 1000
-            if not -(2**63) <= made < 2**63:
-                raise BadRecordError(f"a time of it is {value.seconds} s, beyond what a column holds")
-            append(made)
+        def times(values: Sequence[Message], nulls: Nulls) -> pa.Array:
+            check(values)
+            return _times(values, nulls)
 
-        return add_time
-    assert isinstance(into, Structs)
-    adders = [
-        _field_adder(writer.fields_by_number.get(field.number, field), field, inner)
-        for field, inner in zip(message.fields, into.fields, strict=True)
+        return times
+    columns = [
+        _field_column(writer.fields_by_number.get(field.number, field), field, inner.type)
+        for field, inner in zip(message.fields, kind, strict=True)
     ]
-    valid = into.valid.append
 
-    def add(value: Any) -> None:
-        check(value)
-        for add_field in adders:
-            add_field(value)
-        valid(True)
+    def structs(values: Sequence[Message], nulls: Nulls) -> pa.Array:
+        check(values)
+        if not columns:
+            return _leaves([{}] * len(values), kind, nulls)
+        mask = None if nulls is None else pa.array(nulls, pa.bool_())
+        return pa.StructArray.from_arrays([column(values) for column in columns], fields=list(kind), mask=mask)
 
-    return add
+    return structs
 
 
-def _field_adder(written: Field, field: Field, into: Builder) -> Callable[[Any], None]:
-    name = field.name
-    if isinstance(into, Maps):
+def _times(values: Sequence[Any], nulls: Nulls) -> pa.Array:
+    made = [value.seconds * 1_000_000 + value.nanos // 1000 for value in values]
+    for micros, value in zip(made, values, strict=True):
+        if not -(2**63) <= micros < 2**63:
+            raise BadRecordError(f"a time of it is {value.seconds} s, beyond what a column holds")
+    return _leaves(made, pa.int64(), nulls).view(UTC)
+
+
+def _leaves(values: Sequence[Any], kind: pa.DataType, nulls: Nulls) -> pa.Array:
+    if nulls is not None:
+        values = [None if null else value for value, null in zip(values, nulls, strict=True)]
+    try:
+        return pa.array(values, kind)
+    except pa.ArrowInvalid:  # the library gives the bytes of a text that is none
+        if kind != pa.string():
+            raise
+        raise BadRecordError(_NO_UTF8) from None
+
+
+def _field_column(written: Field, field: Field, kind: pa.DataType) -> Callable[[Sequence[Message]], pa.Array]:
+    """Return the function that makes the column of a field from the messages that have it."""
+    name, get = field.name, operator.attrgetter(field.name)
+    if _is_map(field):
         old, new = written.message_type.fields_by_name, field.message_type.fields_by_name
-        add_key = _value_adder(old["key"], new["key"], into.keys)
-        add_value = _value_adder(old["value"], new["value"], into.items)
+        make_keys = _value_column(old["key"], new["key"], kind.key_type)
+        make_values = _value_column(old["value"], new["value"], kind.item_type)
 
-        def add_map(value: Any) -> None:
-            entries = getattr(value, name)
-            for key in entries:
-                add_key(key)
-                add_value(entries[key])
-            into.count += len(entries)
-            into.close()
+        def maps(messages: Sequence[Message]) -> pa.Array:
+            runs = list(map(get, messages))
+            entries = [entry for run in runs for entry in run.items()]
+            keys = make_keys([key for key, _ in entries], None)
+            values = make_values([value for _, value in entries], None)
+            return pa.MapArray.from_arrays(_offsets(runs), keys, values, type=kind)
 
-        return add_map
-    if isinstance(into, Lists):
-        add_item = _value_adder(written, field, into.items)
+        return maps
+    if field.is_repeated:
+        make_items = _value_column(written, field, kind.value_type)
 
-        def add_list(value: Any) -> None:
-            items = getattr(value, name)
-            for item in items:
-                add_item(item)
-            into.count += len(items)
-            into.close()
+        def lists(messages: Sequence[Message]) -> pa.Array:
+            runs = list(map(get, messages))
+            items = make_items(list(itertools.chain.from_iterable(runs)), None)
+            return pa.ListArray.from_arrays(_offsets(runs), items, type=kind)
 
-        return add_list
-    add_one = _value_adder(written, field, into)
+        return lists
+    make = _value_column(written, field, kind)
     if not field.has_presence:
-        return lambda value: add_one(getattr(value, name))
-    add_null = into.add_null
+        return lambda messages: make(list(map(get, messages)), None)
 
-    def add_or_null(value: Any) -> None:
-        if value.HasField(name):
-            add_one(getattr(value, name))
-        else:
-            add_null()
+    def values_or_null(messages: Sequence[Message]) -> pa.Array:
+        return make(list(map(get, messages)), [not message.HasField(name) for message in messages])
 
-    return add_or_null
+    return values_or_null
 
 
-def _value_adder(written: Field, field: Field, into: Builder) -> Callable[[Any], None]:
+def _offsets(runs: Sequence[Sized]) -> pa.Array:
+    return pa.array(itertools.accumulate(map(len, runs), initial=0), pa.int32())
+
+
+def _value_column(written: Field, field: Field, kind: pa.DataType) -> Column:
     if field.cpp_type == _F.CPPTYPE_MESSAGE:
-        return _adder(written.message_type, field.message_type, into)
+        return _message_column(written.message_type, field.message_type, kind)
     if field.cpp_type == _F.CPPTYPE_ENUM:
-        names = {number: value.name for number, value in field.enum_type.values_by_number.items()}
-        return lambda value: into.add(names.get(value) or str(value))
+        symbols = _Symbols({number: value.name for number, value in field.enum_type.values_by_number.items()})
+        return lambda values, nulls: _leaves(list(map(symbols.__getitem__, values)), kind, nulls)
     if field.cpp_type == _F.CPPTYPE_UINT64:
-        return lambda value: into.add(Decimal(value))
-    return into.add
+        return lambda values, nulls: _leaves(list(map(Decimal, values)), kind, nulls)
+    return lambda values, nulls: _leaves(values, kind, nulls)

@@ -144,6 +144,36 @@ def test_damaged_records_are_told_and_their_neighbours_are_right() -> None:
             cls.FromString(damaged)  # the library takes it, too
 
 
+def test_bad_records_among_many_are_told_by_their_rows() -> None:
+    file = file_of(
+        s=(1, F.TYPE_STRING),
+        at=(2, F.TYPE_MESSAGE, ".google.protobuf.Timestamp"),
+        none=(3, F.TYPE_MESSAGE, ".p.M.Empty"),
+        kind=(4, F.TYPE_ENUM, ".p.M.Kind"),
+    )
+    file.syntax = "proto2"  # which takes any bytes as a text
+    file.message_type[0].nested_type.add(name="Empty")
+    kind = message(file)
+    cls: Any = GetMessageClass(kind)
+    records = [cls(s=str(row), none={}).SerializeToString() for row in range(1000)]
+    late = cls()
+    late.at.seconds = 2**62
+    bad = {
+        0: (b"\x08", "it is malformed, or cut short"),
+        255: (b"\x0a\x02\xff\xff", "a text of it is no UTF-8"),
+        256: (late.SerializeToString(), f"a time of it is {2**62} s, beyond what a column holds"),
+        258: (b"\xa8\x06\x01", "it has a field 101, which its schema has not"),
+        999: (b"\x0a\x01\xff", "a text of it is no UTF-8"),
+    }
+    for row, (data, _) in bad.items():
+        records[row] = data
+    values, failures = ProtobufReader(kind, kind).decode(records)
+    assert failures == {row: reason for row, (_, reason) in bad.items()}
+    good: list[dict[str, Any]] = [{"s": str(row), "at": None, "none": {}, "kind": None} for row in range(1000)]
+    assert rows(values) == [None if row in bad else good[row] for row in range(1000)]
+    assert ProtobufReader(kind, kind).decode([])[0].to_pylist() == []
+
+
 def test_versions_are_read_by_their_numbers() -> None:
     old = file_of(i=(1, F.TYPE_INT32), s=(2, F.TYPE_STRING), gone=(3, F.TYPE_BOOL), old=(4, F.TYPE_INT32))
     new = file_of(renamed=(1, F.TYPE_INT64), s=(2, F.TYPE_BYTES), more=(5, F.TYPE_DOUBLE), old=(4, F.TYPE_INT32))
