@@ -6,7 +6,7 @@ import asyncio
 import errno
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,11 @@ def files(engine: SqliteEngine) -> list[int]:
     return sorted(files_in(segments_of(engine.path)))
 
 
+def read(store: Segments, segment: int, position: int, size: int) -> bytes:
+    (data,) = store.read(segment, [(position, size)])
+    return data
+
+
 async def beside(engine: SqliteEngine) -> list[bool]:
     """Of each batch in the order of appends, whether it lies in a file."""
     query = "SELECT segment IS NOT NULL FROM batch ORDER BY id"
@@ -72,8 +77,8 @@ def test_what_was_appended_is_read_from_its_place(folder: Path) -> None:
     behind = store.append([b"d", large, b"e"])
     assert behind[0] == Place(1, 2 * ALIGNMENT)
     for data, place in zip([*first_batches, b"d", large, b"e"], [*places, *behind], strict=True):
-        assert store.read(*place, len(data)) == data
-    assert store.read(1, 5, 5008) == b"a" * 5 + b"b" * 5000 + b"ccc"
+        assert read(store, *place, len(data)) == data
+    assert store.read(1, [(5, 5008), (0, 2)]) == [b"a" * 5 + b"b" * 5000 + b"ccc", b"aa"]
     assert files_in(folder) == {1: 2 * ALIGNMENT + 2 * BUFFER_BYTES + ALIGNMENT}
     store.release()
     assert store.append([b"f"]) == [Place(1, 3 * ALIGNMENT + 2 * BUFFER_BYTES)]
@@ -85,7 +90,7 @@ def test_a_batch_of_exactly_the_buffer(folder: Path) -> None:
     data = os.urandom(BUFFER_BYTES)
     assert store.append([data]) == [Place(1, 0)]
     assert store.append([data, b"y"]) == [Place(1, BUFFER_BYTES), Place(1, 2 * BUFFER_BYTES)]
-    assert store.read(1, BUFFER_BYTES, BUFFER_BYTES) == data
+    assert read(store, 1, BUFFER_BYTES, BUFFER_BYTES) == data
     store.close()
 
 
@@ -139,7 +144,7 @@ def test_a_file_system_without_o_direct(
     assert store.append([data]) == [Place(1, 0)]
     assert failed
     assert store.append([b"y"]) == [Place(1, 3 * BUFFER_BYTES // 2)]
-    assert store.read(1, 0, len(data)) == data
+    assert read(store, 1, 0, len(data)) == data
     assert caplog.text.count("its cache is used") == 1
     store.close()
 
@@ -150,7 +155,7 @@ def test_a_write_that_is_cut_goes_on(folder: Path, monkeypatch: pytest.MonkeyPat
     store = Segments(folder, roll_bytes=1 << 30)
     data = os.urandom(5 * ALIGNMENT + 1)
     place = store.append([data])[0]
-    assert store.read(*place, len(data)) == data
+    assert read(store, *place, len(data)) == data
     store.close()
 
 
@@ -163,7 +168,7 @@ def test_after_a_failed_write_another_file_is_begun(folder: Path, monkeypatch: p
         store.append([b"lost"])
     assert files_in(folder) == {1: ALIGNMENT}
     assert store.append([b"after"]) == [Place(2, 0)]
-    assert store.read(*kept, 4) == b"kept"
+    assert read(store, *kept, 4) == b"kept"
     store.close()
 
 
@@ -210,15 +215,32 @@ def test_a_file_that_cannot_be_closed_is_let_go(folder: Path, monkeypatch: pytes
     assert not store.takes_batches
 
 
+def test_a_span_that_cannot_be_read_keeps_none_before_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Segments(folder, roll_bytes=1 << 30)
+    store.append([b"a" * 10, b"b" * 10])
+    store.close()
+    real = os.pread
+
+    def pread(file: int, size: int, position: int) -> bytes:
+        if position >= 10:
+            raise OSError(errno.EIO, "the disk fails")
+        return real(file, size, position)
+
+    monkeypatch.setattr(os, "pread", pread)
+    assert store.read(1, [(0, 10), (10, 10), (0, 10)]) == [b"a" * 10]
+    with pytest.raises(OSError, match="the disk fails"):
+        store.read(1, [(10, 10), (0, 10)])
+
+
 def test_a_file_that_is_too_short(folder: Path) -> None:
     store = Segments(folder, roll_bytes=1 << 30)
     place = store.append([b"x" * 100])[0]
     store.close()
     os.truncate(store.path(1), 50)
-    assert store.read(*place, 100) == b"x" * 50
+    assert read(store, *place, 100) == b"x" * 50
     store.remove(1)
     with pytest.raises(FileNotFoundError):
-        store.read(*place, 100)
+        read(store, *place, 100)
 
 
 # What goes into files
@@ -252,9 +274,9 @@ async def test_batches_that_lie_behind_one_another_are_read_at_once(
     sizes: list[int] = []
     read = Segments.read
 
-    def seen(store: Segments, segment: int, position: int, size: int) -> bytes:
-        sizes.append(size)
-        return read(store, segment, position, size)
+    def seen(store: Segments, segment: int, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        sizes.extend(size for _, size in spans)
+        return read(store, segment, spans)
 
     async with sqlite.opened() as engine:
         log = await make(engine)
@@ -451,11 +473,11 @@ async def test_a_read_that_moving_overtakes(sqlite: InterceptedStore, monkeypatc
         loop = asyncio.get_running_loop()
         overtaken: list[int] = []
 
-        def read(store: Segments, segment: int, position: int, size: int) -> bytes:
+        def read(store: Segments, segment: int, spans: Sequence[tuple[int, int]]) -> list[bytes]:
             if not overtaken:
                 overtaken.append(segment)
                 asyncio.run_coroutine_threadsafe(engine.maintain(NOW), loop).result(30)
-            return real(store, segment, position, size)
+            return real(store, segment, spans)
 
         monkeypatch.setattr(Segments, "read", read)
         assert await read_values(log) == ["3", "4"]

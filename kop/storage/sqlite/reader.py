@@ -14,12 +14,14 @@ reads of it fail with CORRUPT_MESSAGE, and go on behind it.
 from __future__ import annotations
 
 import asyncio
+import itertools
+import operator
 import sqlite3
 import struct
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from kop.errors import BackendError, ErrorCode
 from kop.records.batch import first_at_or_after, max_timestamp_record, read_header
@@ -54,6 +56,10 @@ class BatchRow(NamedTuple):
     last: int
     timestamp: int
     size: int
+
+
+_Place: TypeAlias = tuple[int, int, int | None, int, bytes]
+"""The values of a batch's row by which it is brought up: base offset, size, segment, position there, data."""
 
 
 class BatchInFile(NamedTuple):
@@ -245,61 +251,52 @@ def _again(query: Callable[[], T]) -> T:
         raise LostBatchError(f"{error.filename} is not there any more: it holds batches of this database") from None
 
 
-def _bring_up(segments: Segments, rows: Iterable[tuple[int, int, int | None, int, bytes]]) -> list[Buffer]:
-    """Return the batches of rows (base offset, size, segment, position, data). Neighbours in a file are read at once.
+def _bring_up(segments: Segments, rows: Sequence[_Place]) -> list[Buffer]:
+    """Return the batches of rows. A file is opened once for neighbours that lie in it, and what lies behind one another
+    there is read at once.
 
     If a batch cannot be read, those before it are returned; an error is raised if it is the first.
     """
     batches: list[Buffer] = []
-    run: list[tuple[int, int]] = []  # base offset and size of batches of one file, which lie behind one another
-    file = begin = end = 0
-
-    def read_run() -> bool:
-        """Read the batches of `run` from their file; return false if one of them is damaged."""
-        wanted = len(batches) + len(run)
-        if run:
-            batches.extend(_cut(segments, file, begin, run))
-            run.clear()
-        return len(batches) == wanted
-
     try:
-        for base, size, segment, position, data in rows:
+        for segment, neighbours in itertools.groupby(rows, key=operator.itemgetter(2)):
             if segment is None:
-                if not read_run():
-                    return batches
-                batches.append(data)
+                batches += [row[4] for row in neighbours]
                 continue
-            if segment != file or position != end:
-                if not read_run():
-                    return batches
-                file, begin = segment, position
-            run.append((base, size))
-            end = position + size
-        read_run()
+            places = list(neighbours)
+            found = _from_file(segments, segment, places)
+            batches += found
+            if len(found) < len(places):
+                break
     except (BackendError, OSError):
         if not batches:
             raise
     return batches
 
 
-def _cut(segments: Segments, segment: int, begin: int, run: Sequence[tuple[int, int]]) -> list[Buffer]:
-    """Read batches that lie behind one another in a segment file; return those before a damaged one. LostBatchError if
-    the first is damaged.
-    """
-    data = segments.read(segment, begin, sum(size for _, size in run))
-    whole = memoryview(data)
+def _from_file(segments: Segments, segment: int, rows: Sequence[_Place]) -> list[Buffer]:
+    """Read batches from a segment file; return those before a damaged one. LostBatchError if the first is damaged."""
+    spans: list[tuple[int, int]] = []
+    ends: list[int] = []  # for each span the number of batches up to its end
+    for count, (_, size, _, position, _) in enumerate(rows, 1):
+        if spans and sum(spans[-1]) == position:
+            spans[-1] = (spans[-1][0], spans[-1][1] + size)
+            ends[-1] = count
+        else:
+            spans.append((position, size))
+            ends.append(count)
     batches: list[Buffer] = []
-    position = 0
-    for base, size in run:
-        batch = whole[position : position + size]
-        if len(batch) < size or batch[:12] != _BEGINNING.pack(base, size - 12):
-            if batches:
-                break
-            raise LostBatchError(
-                f"{segments.path(segment)} is damaged: the batch at offset {base} is not at byte {begin + position}"
-            )
-        batches.append(batch)
-        position += size
+    for data, (begin, _), end in zip(segments.read(segment, spans), spans, ends, strict=False):
+        whole = memoryview(data)
+        for base, size, _, position, _ in rows[len(batches) : end]:
+            batch = whole[position - begin : position - begin + size]
+            if len(batch) < size or batch[:12] != _BEGINNING.pack(base, size - 12):
+                if batches:
+                    return batches
+                raise LostBatchError(
+                    f"{segments.path(segment)} is damaged: the batch at offset {base} is not at byte {position}"
+                )
+            batches.append(batch)
     return batches
 
 
@@ -359,7 +356,8 @@ def rest_of(conn: sqlite3.Connection, segments: Segments, segment: int, max_byte
     for row_id, base, size, position in conn.execute(
         "SELECT id, base, size, position FROM batch INDEXED BY batch_of_segment WHERE segment = ?", (segment,)
     ):
-        rest.append(BatchInFile(row_id, position, *_cut(segments, segment, position, [(base, size)])))
+        (data,) = _from_file(segments, segment, [(base, size, segment, position, b"")])
+        rest.append(BatchInFile(row_id, position, data))
         max_bytes -= size
         if max_bytes <= 0:
             break

@@ -89,19 +89,22 @@ class Segments:
             raise
         return places
 
-    def read(self, segment: int, position: int, size: int) -> bytes:
-        """Return bytes of a segment file, fewer if it ends before. FileNotFoundError if the file is gone."""
+    def read(self, segment: int, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return the bytes of spans (position, size) of a segment file; one in which the file ends is shorter. If a
+        span cannot be read, those before it are returned. OSError if that is the first, FileNotFoundError if the file
+        is gone.
+        """
+        parts: list[bytes] = []
         file = os.open(self.path(segment), os.O_RDONLY | os.O_CLOEXEC)
         try:
-            data = os.pread(file, size, position)
-            while len(data) < size:
-                more = os.pread(file, size - len(data), position + len(data))
-                if not more:
-                    break
-                data += more
+            for position, size in spans:
+                parts.append(_read(file, position, size))
+        except OSError:
+            if not parts:
+                raise
         finally:
             os.close(file)
-        return data
+        return parts
 
     def complete(self) -> dict[int, int]:
         """Return the size in bytes of each file that takes no more batches, by its number, without those that are
@@ -221,6 +224,16 @@ def files_in(folder: Path) -> dict[int, int]:
     except FileNotFoundError:
         pass
     return files
+
+
+def _read(file: int, position: int, size: int) -> bytes:
+    data = os.pread(file, size, position)
+    while len(data) < size:
+        more = os.pread(file, size - len(data), position + len(data))
+        if not more:
+            break
+        data += more
+    return data
 
 
 def _sync(file: int) -> None:
