@@ -264,9 +264,9 @@ def _bring_up(segments: Segments, rows: Sequence[_Place]) -> list[Buffer]:
                 batches += [row[4] for row in neighbours]
                 continue
             places = list(neighbours)
-            found = _from_file(segments, segment, places)
-            batches += found
-            if len(found) < len(places):
+            brought = _from_file(segments, segment, places)
+            batches += brought
+            if len(brought) < len(places):
                 break
     except (BackendError, OSError):
         if not batches:
