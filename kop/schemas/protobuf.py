@@ -70,6 +70,8 @@ Nulls = list[bool] | None
 """For each of some values True if it is null; None if none is."""
 Column = Callable[[Sequence[Any], Nulls], pa.Array]
 """A function that makes a column of values as the library gives them; what a null one is does not matter."""
+_DEEPEST: Final = 100
+"""The levels of messages in one another that the library reads."""
 _TIMESTAMP: Final = "google.protobuf.Timestamp"
 _F = FieldDescriptor
 _LEAVES: Final = {
@@ -107,6 +109,9 @@ _WHOLE: Final = {
 """The bits that a column needs for the values of a type: a wider one is never read as a narrower one, which would cut
 it.
 """
+_SIGNED: Final = {_F.CPPTYPE_INT32, _F.CPPTYPE_INT64, _F.CPPTYPE_ENUM}
+_UNSIGNED: Final = {_F.CPPTYPE_UINT32: 2**31, _F.CPPTYPE_UINT64: 2**63}
+"""The types without a sign, each with the least of the numbers that numbers below 0 of types with one are read as."""
 
 
 class ProtobufSchema:
@@ -265,7 +270,7 @@ def native_schema(text: str) -> tuple[str, str]:
 
 def arrow_type(message: Descriptor) -> pa.DataType:
     """Return the type of a column of messages. SchemaError if a message contains itself, or has two fields that differ
-    in the case of letters alone.
+    in the case of letters alone, or if they are nested more than 100 levels deep.
     """
     return _message_type(message, ())
 
@@ -275,6 +280,8 @@ def _message_type(message: Descriptor, within: tuple[str, ...]) -> pa.DataType:
         return UTC
     if message.full_name in within:
         raise SchemaError(f"the message {message.full_name} holds itself, which the type of a column cannot")
+    if len(within) >= _DEEPEST:
+        raise SchemaError(f"the messages are nested too deeply, more than {_DEEPEST} levels")
     inner = (*within, message.full_name)
     names = [field.name.lower() for field in message.fields]
     if len(set(names)) < len(names):
@@ -428,14 +435,15 @@ def _zigzag(data: bytes, at: int) -> tuple[int, int]:
             raise BadRecordError("a message index of it is malformed")
 
 
-def _compare(writer: Descriptor, reader: Descriptor, path: str, seen: set[str]) -> None:
+def _compare(writer: Descriptor, reader: Descriptor, path: str, seen: set[tuple[str, str]]) -> None:
     """Raise UnresolvableError, which names the field by `path`, if a field of the writer cannot be read as the reader's
-    field with the same number, in nested messages too. `seen` are the full names of messages that were compared
-    already; the writer's is added.
+    field with the same number, in nested messages too. `seen` are the full names of pairs of messages that were
+    compared already; this pair is added.
     """
-    if writer.full_name in seen:
+    pair = writer.full_name, reader.full_name
+    if pair in seen:
         return
-    seen.add(writer.full_name)
+    seen.add(pair)
     for field in reader.fields:
         written = writer.fields_by_number.get(field.number)
         if written is None:
@@ -457,13 +465,15 @@ def _message_column(writer: Descriptor, message: Descriptor, kind: pa.DataType) 
     raises BadRecordError for a field that the writer's type does not have, and for a time that a column cannot hold.
     """
     known = {field.number for field in writer.fields}
+    ranges = [range(*bounds) for bounds in writer.extension_ranges]
     unknown_of: Callable[[Message], Any] = unknown_fields.UnknownFieldSet
 
     def check(values: Sequence[Message]) -> None:
         for unknown in filter(len, map(unknown_of, values)):
             for field in unknown:
-                if field.field_number not in known:
-                    raise BadRecordError(f"it has a field {field.field_number}, which its schema has not")
+                number = field.field_number
+                if number not in known and not any(number in numbers for numbers in ranges):
+                    raise BadRecordError(f"it has a field {number}, which its schema has not")
 
     if message.full_name == _TIMESTAMP:
 
@@ -516,7 +526,10 @@ def _field_column(written: Field, field: Field, kind: pa.DataType) -> Callable[[
 
         def maps(messages: Sequence[Message]) -> pa.Array:
             runs = list(map(get, messages))
-            entries = [entry for run in runs for entry in run.items()]
+            try:
+                entries = [entry for run in runs for entry in run.items()]
+            except UnicodeDecodeError:  # a key, which proto2 does not check
+                raise BadRecordError(_NO_UTF8) from None
             keys = make_keys([key for key, _ in entries], None)
             values = make_values([value for _, value in entries], None)
             return pa.MapArray.from_arrays(_offsets(runs), keys, values, type=kind)
@@ -549,8 +562,27 @@ def _value_column(written: Field, field: Field, kind: pa.DataType) -> Column:
     if field.cpp_type == _F.CPPTYPE_MESSAGE:
         return _message_column(written.message_type, field.message_type, kind)
     if field.cpp_type == _F.CPPTYPE_ENUM:
-        symbols = _Symbols({number: value.name for number, value in field.enum_type.values_by_number.items()})
+        symbols = _Symbols()
+        for value in field.enum_type.values:
+            symbols.setdefault(value.number, value.name)  # of symbols with one number the first, as in all libraries
         return lambda values, nulls: _leaves(list(map(symbols.__getitem__, values)), kind, nulls)
+    if field.cpp_type in _UNSIGNED and written.cpp_type in _SIGNED:
+        return _unsigned_column(field, kind)
     if field.cpp_type == _F.CPPTYPE_UINT64:
         return lambda values, nulls: _leaves(list(map(Decimal, values)), kind, nulls)
     return lambda values, nulls: _leaves(values, kind, nulls)
+
+
+def _unsigned_column(field: Field, kind: pa.DataType) -> Column:
+    """Return the function that makes a column of numbers without a sign that were written with one. It raises
+    BadRecordError for one below 0, which the library gives as a very large one.
+    """
+    make, least = _value_column(field, field, kind), _UNSIGNED[field.cpp_type]
+
+    def numbers(values: Sequence[int], nulls: Nulls) -> pa.Array:
+        for value, null in zip(values, nulls or itertools.repeat(False), strict=False):
+            if value >= least and not null:
+                raise BadRecordError(f"{field.name} is below 0 in it, which the reader's type has not")
+        return make(values, nulls)
+
+    return numbers

@@ -212,6 +212,70 @@ def test_a_field_that_the_schema_has_not_is_told_at_any_depth(at: str) -> None:
         assert (values.to_pylist()[0]["deep"], failures.keys()) == ({"inner": {"z": 0}}, {1})
 
 
+def test_of_symbols_with_one_number_the_first_is_read() -> None:
+    file = file_of(k_=(1, F.TYPE_ENUM, ".p.M.Kind"))
+    kinds = file.message_type[0].enum_type[0]
+    kinds.options.allow_alias = True
+    kinds.value.add(name="NOTHING", number=0)
+    kinds.value.add(name="FIVE", number=5)
+    values, _ = ProtobufReader(message(file), message(file)).decode([b"\x0a\x03\x00\x05\x07"])
+    assert rows(values) == [{"k_": ["NONE", "SOME", "7"]}]
+
+
+def test_a_key_of_a_map_that_is_no_utf8_is_told_alone() -> None:
+    file = file_of(m_=(1, F.TYPE_MESSAGE, ".p.M.Entry"))
+    file.syntax = "proto2"
+    good, bad = b"\x0a\x05\x0a\x01k\x10\x07", b"\x0a\x05\x0a\x01\xff\x10\x07"
+    values, failures = ProtobufReader(message(file), message(file)).decode([good, bad, good])
+    assert failures == {1: "a text of it is no UTF-8"}
+    assert rows(values) == [{"m_": [("k", 7)]}, None, {"m_": [("k", 7)]}]
+
+
+def test_fields_in_the_range_of_extensions_are_left_out() -> None:
+    file = file_of(i=(1, F.TYPE_INT32))
+    file.syntax = "proto2"
+    file.message_type[0].extension_range.add(start=100, end=102)
+    records = [b"\x08\x01" + data for data in (b"\xa0\x06\x05", b"\xa8\x06\x05", b"\xb0\x06\x05")]
+    values, failures = ProtobufReader(message(file), message(file)).decode(records)
+    assert (rows(values), failures) == ([{"i": 1}, {"i": 1}, None], {2: "it has a field 102, which its schema has not"})
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (F.TYPE_INT32, F.TYPE_UINT32),
+        (F.TYPE_INT32, F.TYPE_UINT64),
+        (F.TYPE_INT64, F.TYPE_UINT64),
+        (F.TYPE_SFIXED32, F.TYPE_FIXED32),
+        (F.TYPE_SFIXED64, F.TYPE_FIXED64),
+    ],
+)
+def test_a_number_below_0_is_not_read_as_one_without_a_sign(old: int, new: int) -> None:
+    written, read = message(file_of(x=(1, old), l_=(2, old))), file_of(x=(1, new), l_=(2, new))
+    cls: Any = GetMessageClass(written)
+    most = 2 ** (31 if old in (F.TYPE_INT32, F.TYPE_SFIXED32) else 63) - 1
+    records = [cls(x=most).SerializeToString(), cls(x=-1).SerializeToString(), cls(l_=[1, -most]).SerializeToString()]
+    values, failures = ProtobufReader(written, message(read)).decode(records)
+    assert failures == {
+        row: f"{name} is below 0 in it, which the reader's type has not" for row, name in ((1, "x"), (2, "l_"))
+    }
+    assert rows(values) == [{"x": most, "l_": []}, None, None]
+    read.syntax = "proto2"
+    read.message_type[0].field[0].default_value = str(2 * most + 1)  # a default that is not set is not below 0
+    assert rows(ProtobufReader(written, message(read)).decode([b""])[0]) == [{"x": None, "l_": []}]
+
+
+def test_a_message_that_is_read_as_two_is_compared_with_both() -> None:
+    def file(second: str, kind: int) -> descriptor_pb2.FileDescriptorProto:
+        made = file_of(a=(1, F.TYPE_MESSAGE, ".p.X"), b=(2, F.TYPE_MESSAGE, f".p.{second}"))
+        made.message_type.add(name="X").field.add(name="v", number=1, type=F.TYPE_INT64, label=1)
+        made.message_type.add(name="Y").field.add(name="v", number=1, type=F.Type.ValueType(kind), label=1)
+        return made
+
+    with pytest.raises(UnresolvableError, match=r"M\.b\.v has another type"):
+        ProtobufReader(message(file("X", F.TYPE_INT64)), message(file("Y", F.TYPE_INT32)))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
@@ -248,6 +312,14 @@ def test_schemas_that_are_none_are_told() -> None:
     tree.message_type.add(name="T").field.add(name="t", number=1, type=F.TYPE_MESSAGE, type_name=".T", label=1)
     with pytest.raises(SchemaError, match="T holds itself"):
         arrow_type(message(tree, "T"))
+    deep = descriptor_pb2.FileDescriptorProto(name="d.proto", syntax="proto3")
+    for level in range(500):
+        inner = deep.message_type.add(name=f"D{level}").field
+        if level < 499:
+            inner.add(name="d", number=1, type=F.TYPE_MESSAGE, type_name=f".D{level + 1}", label=1)
+    with pytest.raises(SchemaError, match="nested too deeply"):
+        arrow_type(message(deep, "D0"))
+    assert arrow_type(message(deep, "D400")).num_fields == 1
     for wrong, told in (("?", "in base64"), ("AAAA", "neither the descriptor"), (text(WIDE), "no message p.X")):
         with pytest.raises(SchemaError, match=told):
             ProtobufSchema(wrong).message("p.X")
