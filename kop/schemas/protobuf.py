@@ -5,7 +5,8 @@ can be read as one another.
 Must not know: registries, pyspark.
 
 A field without a value is its default, as Protobuf says, unless it knows if it is set (messages, `optional`, members of
-`oneof`): then it is null. An enum is its symbol's name, or its number if the schema has no symbol of that number.
+`oneof`): then it is null. An enum is its symbol's name, or its number if the schema has no symbol of that number; if
+the enum is closed, as those of proto2 are, such a number makes a bad record.
 """
 
 from __future__ import annotations
@@ -462,9 +463,11 @@ def _compare(writer: Descriptor, reader: Descriptor, path: str, seen: set[tuple[
 
 def _message_column(writer: Descriptor, message: Descriptor, kind: pa.DataType) -> Column:
     """Return the function that makes a column of messages of this type, which were written as the `writer` type. It
-    raises BadRecordError for a field that the writer's type does not have, and for a time that a column cannot hold.
+    raises BadRecordError for a field that the writer's type does not have, for a value of a field that its type does
+    not have (a number that is no symbol of an enum that is closed), and for a time that a column cannot hold.
     """
     known = {field.number for field in writer.fields}
+    names = {field.number: field.name for field in message.fields}
     ranges = [range(*bounds) for bounds in writer.extension_ranges]
     unknown_of: Callable[[Message], Any] = unknown_fields.UnknownFieldSet
 
@@ -472,6 +475,8 @@ def _message_column(writer: Descriptor, message: Descriptor, kind: pa.DataType) 
         for unknown in filter(len, map(unknown_of, values)):
             for field in unknown:
                 number = field.field_number
+                if number in names:  # the library leaves a value out that the field cannot have
+                    raise BadRecordError(f"{names[number]} has a value in it that its type has not")
                 if number not in known and not any(number in numbers for numbers in ranges):
                     raise BadRecordError(f"it has a field {number}, which its schema has not")
 

@@ -231,6 +231,27 @@ def test_a_key_of_a_map_that_is_no_utf8_is_told_alone() -> None:
     assert rows(values) == [{"m_": [("k", 7)]}, None, {"m_": [("k", 7)]}]
 
 
+def test_a_value_that_its_field_cannot_have_is_told() -> None:
+    file = file_of(
+        k=(1, F.TYPE_ENUM, ".p.M.Kind"), ks_=(2, F.TYPE_ENUM, ".p.M.Kind"), m_=(3, F.TYPE_MESSAGE, ".p.M.Entry")
+    )
+    file.syntax = "proto2"
+    value = file.message_type[0].nested_type[0].field[1]
+    value.type, value.type_name = F.TYPE_ENUM, ".p.M.Kind"
+    records = [
+        b"\x08\x05\x10\x00",
+        b"\x08\x07",  # no symbol of a closed enum: the library leaves it out
+        b"\x10\x00\x10\x07\x10\x05",
+        b"\x12\x02\x00\x07",
+        b"\x1a\x05\x0a\x01k\x10\x07",
+        b"\x0a\x01k",  # a text
+    ]
+    values, failures = ProtobufReader(message(file), message(file)).decode(records)
+    names = {1: "k", 2: "ks_", 3: "ks_", 4: "m_", 5: "k"}
+    assert failures == {row: f"{name} has a value in it that its type has not" for row, name in names.items()}
+    assert rows(values)[0] == {"k": "SOME", "ks_": ["NONE"], "m_": []}
+
+
 def test_fields_in_the_range_of_extensions_are_left_out() -> None:
     file = file_of(i=(1, F.TYPE_INT32))
     file.syntax = "proto2"
