@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
+from google.protobuf.message import EncodeError
 from google.protobuf.message_factory import GetMessageClass
 from pyarrow import types
 
@@ -36,9 +37,9 @@ def encoder(message: Descriptor, kind: pa.DataType) -> Callable[[pa.Array], list
             filled = made()
             try:
                 fill(filled, row)
-            except (ValueError, TypeError, OverflowError) as error:
+                encoded.append(filled.SerializeToString(deterministic=True))
+            except (ValueError, TypeError, OverflowError, EncodeError) as error:
                 raise BadRecordError(f"a row does not fit the message {message.full_name}: {error}") from None
-            encoded.append(filled.SerializeToString(deterministic=True))
         return encoded
 
     return lambda column: with_nulls(encode, column)
@@ -89,9 +90,14 @@ def _filler(message: Descriptor) -> Set:
 
         return fill_time
     fields = {field.name: _setter(field) for field in message.fields}
+    choices = [(choice.name, [field.name for field in choice.fields]) for choice in message.oneofs]
 
     def fill(made: Any, row: dict[str, Any]) -> None:
         made.SetInParent()
+        for choice, members in choices:
+            given = [name for name in members if row.get(name) is not None]
+            if len(given) > 1:
+                raise ValueError(f"{' and '.join(given)} are both set, and {choice} is one of them")
         for name, value in row.items():
             if value is not None:
                 fields[name](made, value)
@@ -102,7 +108,8 @@ def _filler(message: Descriptor) -> Set:
 def _setter(field: Any) -> Set:
     name = field.name
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        return _map_setter(name, field.message_type.fields_by_name["value"])
+        entry = field.message_type.fields_by_name
+        return _map_setter(name, entry["key"], entry["value"])
     inner = None if field.message_type is None else _filler(field.message_type)
     convert = _converter(field)
     if field.is_repeated:
@@ -123,19 +130,20 @@ def _setter(field: Any) -> Set:
     return lambda made, value: inner(getattr(made, name), value)
 
 
-def _map_setter(name: str, item: Any) -> Set:
+def _map_setter(name: str, key_field: Any, item: Any) -> Set:
     inner = None if item.message_type is None else _filler(item.message_type)
-    convert = _converter(item)
+    convert_key, convert = _converter(key_field), _converter(item)
 
     def put(made: Any, pairs: list[tuple[Any, Any]]) -> None:
         target = getattr(made, name)
         for key, value in pairs:
             if value is None:
                 raise ValueError(f"{name} has a null in it, which Protobuf has not")
+            made_key = convert_key(key)
             if inner is None:
-                target[key] = convert(value)
+                target[made_key] = convert(value)
             else:
-                inner(target[key], value)
+                inner(target[made_key], value)
 
     return put
 

@@ -351,6 +351,33 @@ def test_schemas_that_are_none_are_told() -> None:
         native_schema("{}")
 
 
+def test_keys_of_64_bits_without_a_sign_are_written() -> None:
+    file = file_of(m_=(1, F.TYPE_MESSAGE, ".p.M.Entry"))
+    file.message_type[0].nested_type[0].field[0].type = F.TYPE_UINT64
+    kind = message(file)
+    column = pa.array([{"m_": [(2**64 - 1, 1), (0, 2)]}], arrow_type(kind))
+    written = protobuf_writing.encoder(kind, column.type)(column)
+    assert [dict(row["m_"]) for row in rows(ProtobufReader(kind, kind).decode(written)[0])] == [{2**64 - 1: 1, 0: 2}]  # type: ignore[arg-type]
+
+
+def test_rows_that_a_message_cannot_be_are_told() -> None:
+    file = file_of(a=(1, F.TYPE_INT32), b=(2, F.TYPE_STRING), r=(3, F.TYPE_BOOL))
+    file.syntax = "proto2"
+    fields = file.message_type[0].field
+    file.message_type[0].oneof_decl.add(name="choice")
+    fields[0].oneof_index = fields[1].oneof_index = 0
+    fields[2].label = F.LABEL_REQUIRED
+    kind = message(file)
+    for row, told in (
+        ({"a": 0, "b": "x", "r": True}, "a and b are both set, and choice is one of them"),
+        ({"a": 1}, "missing required fields: r"),
+    ):
+        with pytest.raises(BadRecordError, match=told):
+            protobuf_writing.encoder(kind, arrow_type(kind))(pa.array([row], arrow_type(kind)))
+    good = pa.array([{"a": 0, "b": None, "r": True}], arrow_type(kind))
+    assert protobuf_writing.encoder(kind, arrow_type(kind))(good) == [b"\x08\x00\x18\x01"]
+
+
 def test_columns_and_values_that_a_message_does_not_take_are_told() -> None:
     kind = message(file_of(i=(1, F.TYPE_INT32), k=(2, F.TYPE_ENUM, ".p.M.Kind"), u=(3, F.TYPE_UINT32)))
     with pytest.raises(SchemaError, match="j is no field of the message"):
