@@ -555,22 +555,22 @@ def default_of(field: AvroField, path: str) -> Any:
     """
     try:
         return plain_value(field.kind, field.default)
-    except (BadRecordError, ValueError, TypeError, AttributeError) as error:
+    except (BadRecordError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise UnresolvableError(
             f"the default of {below(path, field.name)} does not fit its type {field.kind}: {error}"
         ) from None
 
 
 def plain_value(schema: AvroType, value: Any) -> Any:
-    """Return a default, given as JSON, in the form that builders take. BadRecordError, ValueError, TypeError or
-    AttributeError if it does not fit the schema.
+    """Return a default, given as JSON, in the form that builders take. BadRecordError, ValueError, TypeError,
+    AttributeError or OverflowError if it does not fit the schema.
     """
     if schema.kind == "union":
         members = schema.members
         for branch in schema.branches:
             try:
                 made = plain_value(branch, value)
-            except (BadRecordError, ValueError, TypeError, AttributeError):
+            except (BadRecordError, ValueError, TypeError, AttributeError, OverflowError):
                 continue
             if branch.kind == "null" or len(members) == 1:
                 return made
@@ -588,7 +588,10 @@ def plain_value(schema: AvroType, value: Any) -> Any:
         case "map":
             return {key: plain_value(schema.item, item) for key, item in value.items()}
         case "bytes" | "fixed":
-            return _conversion(schema, schema, "")(value.encode("latin-1"))
+            data = value.encode("latin-1")
+            if schema.kind == "fixed" and len(data) != schema.size:
+                raise BadRecordError(f"{value!r} has {len(data)} bytes, not {schema.size}")
+            return _conversion(schema, schema, "")(data)
     kinds: dict[str, tuple[type, ...]] = {
         "null": (type(None),),
         "boolean": (bool,),
@@ -603,7 +606,16 @@ def plain_value(schema: AvroType, value: Any) -> Any:
     plain: Any = value
     if schema.kind in ("float", "double"):
         return float(plain)
-    return plain * 1000 if schema.logical.endswith("-millis") else plain
+    if schema.kind in ("int", "long"):
+        low, high, factor = whole_limits(schema, schema)
+        if not low <= plain <= high:
+            raise BadRecordError(f"{value} is beyond what its type holds")
+        return plain * factor
+    if schema.kind == "enum" and plain not in schema.symbols:
+        raise BadRecordError(f"{value!r} is no symbol of it")
+    if isinstance(plain, str):
+        plain.encode()  # a lone surrogate is no text
+    return plain
 
 
 # -- fields that are not wanted

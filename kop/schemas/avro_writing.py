@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
+import uuid
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final
@@ -43,15 +44,22 @@ def _nullable(schema: AvroType, kind: pa.DataType, path: str) -> Encode:
     does not take. SchemaError if the schema does not take such columns at all; `path` names the column in errors.
     """
     if schema.kind == "null":
-        return lambda column: [b""] * len(column)
+        return lambda column: [b""] * len(_nothing(column, path))
     if not schema.takes_null:
         encode = _encode(schema, kind, path)
         return lambda column: encode(without_nulls(column, path))
     empty = zigzag([branch.kind for branch in schema.branches].index("null"))
     if not schema.members:
-        return lambda column: [empty] * len(column)
+        return lambda column: [empty] * len(_nothing(column, path))
     inner = _encode(schema, kind, path)
     return lambda column: [empty if value is None else value for value in with_nulls(inner, column)]
+
+
+def _nothing(column: pa.Array, path: str) -> pa.Array:
+    """Return the column itself. BadRecordError, which names the field by `path`, if it has a value."""
+    if column.null_count < len(column):
+        raise BadRecordError(f"{path or 'a row'} has a value, and its schema takes null alone")
+    return column
 
 
 def _encode(schema: AvroType, kind: pa.DataType, path: str) -> Encode:
@@ -176,6 +184,8 @@ def _leaf(schema: AvroType, kind: pa.DataType, path: str) -> Encode | None:
             return lambda column: [_sized(value) for value in column.to_pylist()]
         case "fixed" if types.is_binary(kind) and not schema.logical:
             return lambda column: [_fixed(value, schema, path) for value in column.to_pylist()]
+        case "fixed" if schema.logical == "uuid" and types.is_string(kind):
+            return lambda column: [_uuid(value, path) for value in column.to_pylist()]
         case "string" if types.is_string(kind):
             return lambda column: [_sized(value.encode()) for value in column.to_pylist()]
         case "enum" if types.is_string(kind):
@@ -187,6 +197,13 @@ def _fixed(value: bytes, schema: AvroType, path: str) -> bytes:
     if len(value) != schema.size:
         raise BadRecordError(f"{path or 'a row'} has {len(value)} bytes, and {schema} is of {schema.size}")
     return value
+
+
+def _uuid(value: str, path: str) -> bytes:
+    try:
+        return uuid.UUID(value).bytes
+    except ValueError:
+        raise BadRecordError(f"{path or 'a row'} is {value!r}, which is no UUID") from None
 
 
 def _enum(schema: AvroType, path: str) -> Encode:

@@ -435,6 +435,41 @@ def test_values_that_a_schema_does_not_take_are_told() -> None:
         encoder(parse(json.dumps(enum)), kind)(pa.array([{"x": "C"}], kind))
 
 
+@pytest.mark.parametrize("nothing", ["null", ["null"]])
+def test_a_value_in_a_column_that_is_null_by_its_schema_is_told(nothing: Any) -> None:
+    schema, kind = parse(json.dumps(record(("x", nothing)))), pa.struct([("x", pa.string())])
+    assert encoder(schema, kind)(pa.array([{"x": None}], kind)) == [b"" if nothing == "null" else b"\0"]
+    with pytest.raises(BadRecordError, match="x has a value, and its schema takes null alone"):
+        encoder(schema, kind)(pa.array([{"x": "lost"}], kind))
+
+
+def test_a_uuid_of_16_bytes_is_written_as_it_is_read() -> None:
+    schema = record(("x", {"type": "fixed", "name": "U", "size": 16, "logicalType": "uuid"}))
+    values, _ = reader(schema).decode([bytes(range(16))])
+    assert encoder(parse(json.dumps(schema)), values.type)(values) == [bytes(range(16))]
+    with pytest.raises(BadRecordError, match="x is 'U', which is no UUID"):
+        encoder(parse(json.dumps(schema)), values.type)(pa.array([{"x": "U"}], values.type))
+
+
+@pytest.mark.parametrize(
+    ("kind", "default"),
+    [
+        ("int", 2**31),
+        ("long", -(2**63) - 1),
+        ("double", 10**400),
+        ("string", "\ud800"),
+        ({"type": "long", "logicalType": "timestamp-millis"}, 2**60),
+        ({"type": "fixed", "name": "F", "size": 2}, "a"),
+        ({"type": "enum", "name": "E", "symbols": ["A"]}, "B"),
+        ({"type": "array", "items": "int"}, [1, 2**31]),
+    ],
+)
+def test_a_default_that_its_type_does_not_hold_is_told(kind: Any, default: Any) -> None:
+    versions = record(), record({"name": "x", "type": kind, "default": default})
+    with pytest.raises(UnresolvableError, match="the default of x does not fit its type"):
+        reader(*versions)
+
+
 @pytest.mark.parametrize("storage", [{"type": "bytes"}, {"type": "fixed", "name": "F", "size": 16}])
 def test_decimals_of_38_digits_keep_all_of_them(storage: dict[str, Any]) -> None:
     schema = storage | {"logicalType": "decimal", "precision": 38, "scale": 2}
