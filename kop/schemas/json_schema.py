@@ -93,6 +93,11 @@ def _choices(schema: Mapping[str, Any], word: str) -> list[Any]:
     return choices
 
 
+def _says_no_type(choice: Any) -> bool:
+    """Return true for one of several choices that says no more than which of the properties beside it are required."""
+    return isinstance(choice, dict) and bool(choice) and choice.keys() <= {"required", "title", "description"}
+
+
 class _Types:
     def __init__(self, documents: Mapping[str, Any]) -> None:
         self._documents = documents
@@ -107,6 +112,7 @@ class _Types:
             for word in ("oneOf", "anyOf")
             for choice in _choices(schema, word)
             if not (isinstance(choice, dict) and choice.get("type") == "null")
+            and not ("properties" in schema and _says_no_type(choice))
         ]
         if choices:
             return self.of(choices[0], root, within) if len(choices) == 1 else pa.string()

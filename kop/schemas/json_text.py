@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, InvalidOperation
@@ -46,6 +47,9 @@ _TIMES: Final = {
 """Of each type of times the form in which pyarrow may read them, and the first and last that Python has, in years 1 to
 9999.
 """
+
+_NO_NUMBER: Final = re.compile(rb"[:\[,][ \t\r\n]*-?(NaN|Inf)")
+"""What may be a number that JSON has not."""
 
 Convert = Callable[[Any], Any]
 """A function from a value of JSON, which is not null, to one that builders take; BadRecordError."""
@@ -87,6 +91,8 @@ class JsonReader:
         if not present or not all(text[0] == 0x7B and text[-1] == 0x7D for text in present):
             return None
         whole = b"\n".join(present)
+        if (b"NaN" in whole or b"Inf" in whole) and _NO_NUMBER.search(whole):
+            return None  # pyarrow takes it, also in fields that no column has
         try:
             whole.decode()  # pyarrow does not look at it
             table = arrow_json.read_json(
@@ -101,7 +107,7 @@ class JsonReader:
         if table.num_rows != len(present):
             return None
         columns = [_one(column) for column in table.select(self._schema.names).columns]
-        if not all(map(_is_finite, columns)):  # pyarrow takes NaN, and numbers that are too large
+        if not all(map(_is_finite, columns)):  # pyarrow takes numbers that are too large
             return None
         made = _with_times(pa.StructArray.from_arrays(columns, fields=list(self._schema)), self.kind)
         if made is None:
@@ -248,7 +254,7 @@ def _expect(value: Any, kind: type, what: str, path: str) -> None:
 
 
 def _shown(value: Any) -> str:
-    text = value if isinstance(value, _WrittenNumber) else json.dumps(_written(value), ensure_ascii=False)
+    text = _as_json(value)
     return text if len(text) <= 60 else text[:60] + "..."
 
 
@@ -350,7 +356,7 @@ def _day(value: Any, path: str) -> int:
 
 
 def _binary(value: Any, path: str) -> bytes:
-    if isinstance(value, str):
+    if isinstance(value, str) and not isinstance(value, _WrittenNumber):
         try:
             return base64.b64decode(value, validate=True)
         except ValueError:
@@ -359,17 +365,17 @@ def _binary(value: Any, path: str) -> bytes:
 
 
 def _text(value: Any) -> str:
-    if type(value) is not str:
-        value = value if isinstance(value, _WrittenNumber) else json.dumps(_written(value), ensure_ascii=False)
-    made = str(value)
+    made: str = value if type(value) is str else _as_json(value)
     made.encode()  # a lone surrogate is no text
     return made
 
 
-def _written(value: Any) -> Any:
-    """Return a JSON value in which numbers that were kept as text are numbers again."""
+def _as_json(value: Any) -> str:
+    """Return a JSON value as text, with its numbers as they were written."""
     if isinstance(value, _WrittenNumber):
-        return float(value)
+        return str(value)
     if isinstance(value, list):
-        return [_written(item) for item in value]
-    return {key: _written(item) for key, item in value.items()} if isinstance(value, dict) else value
+        return f"[{', '.join(map(_as_json, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_as_json(name)}: {_as_json(inner)}' for name, inner in value.items())}}}"
+    return json.dumps(value, ensure_ascii=False)

@@ -204,6 +204,34 @@ def test_what_is_written_is_read(kind: pa.DataType) -> None:
         json_writing.encoder(KIND)(pa.array([{"x": float("nan")}], KIND))
 
 
+def test_the_json_of_a_value_has_its_numbers_as_they_were_written() -> None:
+    written = b'{"p": [12345678901234567890.123456789, 1E400, -0.10, 7], "\xc3\xa4\\"": {"q": null, "r": "\xc3\xa4"}}'
+    rows, failures = read(pa.struct([("s", pa.string())]), b'{"s": ' + written + b"}")
+    assert (rows, failures) == ([{"s": written.decode()}], {})
+
+
+def test_a_number_is_no_bytes() -> None:
+    rows, failures = read(pa.struct([("s", pa.binary())]), b'{"s": 12e4}', b'{"s": "12e4"}')
+    assert (rows[1], failures) == ({"s": b"\xd7\x67\xb8"}, {0: "s is 12e4, not bytes in base64"})
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity", b"[1, NaN]", b'{"y": NaN}'])
+def test_what_is_no_number_is_told_in_any_field_whatever_stands_beside_it(number: bytes) -> None:
+    bad, kind = b'{"other": ' + number + b', "n": 1}', pa.struct([("n", pa.int64()), ("s", pa.string())])
+    for other in (b'{"n": 2, "s": ":NaN"}', b'{"n": 2.0}'):  # the second is not read at once
+        rows, failures = read(kind, bad, other)
+        assert (rows[0], rows[1]["n"], list(failures)) == (None, 2, [0])
+
+
+def test_choices_that_say_what_is_required_leave_an_object_its_properties() -> None:
+    plain: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}}
+    for choices in ([{"required": ["a"]}, {"required": ["b"], "title": "B"}], [{"required": ["a"]}]):
+        kind = json_schema.arrow_type(json.dumps(plain | {"anyOf": choices}))
+        assert kind.equals(pa.struct([("a", pa.int64()), ("b", pa.string())]))
+    other = [{"required": ["a"]}, {"properties": {"c": {}}}]
+    assert json_schema.arrow_type(json.dumps({"anyOf": other})).equals(pa.string())
+
+
 def test_a_json_schema_is_a_type() -> None:
     schema = {
         "type": "object",
