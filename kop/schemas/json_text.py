@@ -325,7 +325,7 @@ def _decimal(value: Any, kind: pa.DataType, path: str) -> Decimal:
     stripped = number.normalize(_EXACT) if number else Decimal(0)
     _, digits, exponent = stripped.as_tuple()
     assert isinstance(exponent, int)
-    if -exponent > kind.scale or len(digits) + exponent > kind.precision - kind.scale:
+    if number and (-exponent > kind.scale or len(digits) + exponent > kind.precision - kind.scale):
         raise BadRecordError(
             f"{path or 'it'} is {_shown(value)}, which does not fit decimal({kind.precision}, {kind.scale})"
         )

@@ -210,6 +210,14 @@ def test_the_json_of_a_value_has_its_numbers_as_they_were_written() -> None:
     assert (rows, failures) == ([{"s": written.decode()}], {})
 
 
+def test_zero_is_a_decimal_that_is_all_fraction() -> None:
+    rows, failures = read(
+        pa.struct([("d", pa.decimal128(2, 2))]), b'{"d": 0.00}', b'{"d": -0}', b'{"d": 0.99}', b'{"d": 1}'
+    )
+    assert [row and row["d"] for row in rows] == [Decimal(0), Decimal(0), Decimal("0.99"), None]
+    assert list(failures) == [3]
+
+
 def test_a_number_is_no_bytes() -> None:
     rows, failures = read(pa.struct([("s", pa.binary())]), b'{"s": 12e4}', b'{"s": "12e4"}')
     assert (rows[1], failures) == ({"s": b"\xd7\x67\xb8"}, {0: "s is 12e4, not bytes in base64"})
