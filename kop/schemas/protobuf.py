@@ -204,7 +204,7 @@ class ProtobufSchema:
 
 def _files(text: str) -> list[descriptor_pb2.FileDescriptorProto]:
     try:
-        data = base64.b64decode(text, validate=True)
+        data = base64.b64decode("".join(text.split()), validate=True)  # base64 breaks it into lines
     except (binascii.Error, ValueError):
         raise SchemaError(
             "Protobuf's schema has to be a descriptor in base64, as protoc -o and a registry that knows "

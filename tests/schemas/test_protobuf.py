@@ -328,6 +328,11 @@ def test_indexes_name_a_message() -> None:
             read_indexes(data, 0)
 
 
+def test_a_descriptor_in_lines_of_base64_is_taken() -> None:
+    lines = base64.encodebytes(WIDE.SerializeToString()).decode()
+    assert ProtobufSchema(lines).message().full_name == "p.M"
+
+
 def test_schemas_that_are_none_are_told() -> None:
     tree = descriptor_pb2.FileDescriptorProto(name="t.proto", syntax="proto3")
     tree.message_type.add(name="T").field.add(name="t", number=1, type=F.TYPE_MESSAGE, type_name=".T", label=1)
