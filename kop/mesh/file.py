@@ -288,6 +288,10 @@ class _Reader:
         views: dict[str, View] = {}
         for table in tables:
             line, options = said.get(table, (section.line_at("sql"), {}))
+            for name, value in options.items():
+                if name.lower() in {"valueformat", "keyformat"} and value.lower() not in {"", *_FORMATS}:
+                    told = f"must be {' or '.join(_FORMATS)}, got {value}{near(value, _FORMATS)}"
+                    section.wrong(line, f"views.{table}.{name}: {told}")
             watermark = options.pop("watermark", "").strip()
             if watermark and not _WATERMARK.fullmatch(watermark):
                 section.wrong(line, f"views.{table}.watermark: must be COLUMN DELAY, as in timestamp 10 minutes")

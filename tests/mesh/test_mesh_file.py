@@ -167,6 +167,11 @@ def test_formats_of_spark_mind_no_case(given: str, made: str) -> None:
         ),
         ("views:\n      a: {", "views: [{", "5: query q: views: must be fields, TABLE: {OPTION: VALUE}"),
         ("a: {subscribe: other, valueFormat: json, watermark: value.at 5 minutes}", "a: 5", "6: query q: views.a: mus"),
+        (
+            "valueFormat: json",
+            "ValueFormat: jsn",
+            "6: query q: views.a.ValueFormat: must be bytes or string or json or",
+        ),
         ("value.at 5 minutes", "[at]", "6: query q: views.a.watermark: must be a text"),
     ],
 )
