@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from kop.functions.topics import DEFAULT_NAMESPACE
 from kop.mesh.file import Draft
 from kop.mesh.graph import Graph
 from kop.mesh.nodes import Mistake, Mistakes, near
@@ -84,6 +85,7 @@ class _Check:
         """
         self._names()
         self._groups()
+        self._forms()
         self._cycles()
         self._inputs()
         self._schemas()
@@ -118,6 +120,17 @@ class _Check:
                     told = f"{other} reads {topic} in the group {part.spec.group}, too"
                     self.wrong(part, f"subName: {told}: give each its own, for one would miss what the other has done")
                     break
+
+    def _forms(self) -> None:
+        """Note topics that are named with namespace and without: a gateway over Pulsar may take them for one, and the
+        graph takes them for two.
+        """
+        for topic in self._graph.topics:
+            short = topic.removeprefix(f"{DEFAULT_NAMESPACE}/")
+            if short != topic and short in self._graph.topics:
+                self.notes.append(
+                    f"{short} and {topic} are taken for two topics: if they are one, write one of both names"
+                )
 
     def _cycles(self) -> None:
         for cycle in self._graph.cycles:

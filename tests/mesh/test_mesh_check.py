@@ -205,6 +205,15 @@ def test_a_part_with_a_mistake_writes_the_topic_that_others_read() -> None:
     assert told(text) == ["4: function a: fuse: there is no such field"]
 
 
+def test_a_topic_that_is_named_with_its_namespace_and_without_is_told() -> None:
+    text = HEAD + function("a", "in", "public/default/t") + function("b", "t", "u")
+    names = TopicNames(has_namespaces=True)
+    assert check(draft_of(text, "mesh.yaml", names)).notes[0] == (
+        "t and public/default/t are taken for two topics: if they are one, write one of both names"
+    )
+    assert check(draft_of(text, "mesh.yaml")).notes == ("topics that others have to write: in",)
+
+
 def test_the_nearest_topic_is_one_of_the_same_namespace_by_its_own_name() -> None:
     text = HEAD + function("a", "t/n/in, t/n/ordres", "t/n/out") + function("b", "t/n/out", "t/n/orders")
     names = TopicNames(has_namespaces=True)
