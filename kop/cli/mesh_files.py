@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from click.core import ParameterSource
 
-from kop.cli.common import CliUsageError, fail, json_option, note, print_json, print_table, quiet_client
+from kop.cli.common import fail, json_option, note, print_json, print_table, quiet_client
 from kop.cli.functions import ServerOptions, connection_options, read_connection
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def check_file(
     the code of functions is imported, in processes of its own.
 
     With `makes_topics` a topic that is not there is no mistake, unless the file has externalWriters and does not name
-    it there. A usage error if the file is not UTF-8.
+    it there. A file that is not UTF-8 has that mistake alone.
     """
     from kop.mesh.mesh_check import check
 
@@ -140,13 +140,14 @@ def check_file(
 
 def _draft(file: str, server: AskedServer | None) -> Draft:
     from kop.functions.topics import TopicNames
-    from kop.mesh.file import draft_of, text_of
-    from kop.mesh.nodes import MeshError
+    from kop.mesh.file import Draft, draft_of, text_of
+    from kop.mesh.nodes import MeshError, Mistakes
+    from kop.mesh.spec import Mesh
 
     try:
         text = text_of(file)
     except MeshError as error:
-        raise CliUsageError(str(error)) from None
+        return Draft(Mesh(name=""), (), Mistakes(error.mistakes))
     return draft_of(text, file, TopicNames(has_namespaces=True) if server is None else server.topic_names)
 
 

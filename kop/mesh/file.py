@@ -6,6 +6,7 @@ Must not know: how parts fit together (that is `check`), the other forms (they a
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -174,6 +175,13 @@ class _Reader:
             section.wrong(line, f"{field}: {error}")
             return name
 
+    def _meant(self, name: str) -> str:
+        """Return the server's name of a topic; the name as it is if it is none, which is noted elsewhere."""
+        try:
+            return self._topic_names.kafka_name(name)
+        except TopicNameError:
+            return name
+
     def _section(self, node: yaml.Node, index: int, kind: Kind, names: tuple[str, ...]) -> tuple[Section, str, int]:
         """Return the fields of a part, its name (empty if it has none), and the number of mistakes before it was read.
         Notes mistakes of the name, and fields that are not in `names`.
@@ -280,6 +288,10 @@ class _Reader:
         views: dict[str, View] = {}
         for table in tables:
             line, options = said.get(table, (section.line_at("sql"), {}))
+            for name, value in options.items():
+                if name.lower() in {"valueformat", "keyformat"} and value.lower() not in {"", *_FORMATS}:
+                    told = f"must be {' or '.join(_FORMATS)}, got {value}{near(value, _FORMATS)}"
+                    section.wrong(line, f"views.{table}.{name}: {told}")
             watermark = options.pop("watermark", "").strip()
             if watermark and not _WATERMARK.fullmatch(watermark):
                 section.wrong(line, f"views.{table}.watermark: must be COLUMN DELAY, as in timestamp 10 minutes")
@@ -297,15 +309,16 @@ class _Reader:
         lines: dict[FieldPath, int] = {}
         fields = {name: given for name, given in section.fields.items() if name not in OWN_FUNCTION_FIELDS}
         config = {
-            name: _value(node, (name,), line, lines, is_free=name == "userConfig")
+            name: _value(node, (name,), section, line, lines, is_free=name == "userConfig")
             for name, (line, node) in fields.items()
         } | self._fixed(section)
         spec = self._checked(section, config, lines)
         if is_private and not config.get("output"):
             section.wrong(section.line_at("private"), "private: there is no output that could be private")
         if spec is None or len(self._mistakes) > before:
-            inputs = [text for _, text in section.texts("inputs")] if spec is None else spec.named_inputs
-            return self._kept(None, "function", name, section, (inputs, (section.text("output"),)), before)
+            texts = [text for _, text in section.texts("inputs")]
+            inputs = map(self._meant, texts) if spec is None else spec.named_inputs
+            return self._kept(None, "function", name, section, (inputs, (self._meant(section.text("output")),)), before)
         config = FunctionConfig.model_validate(config).model_dump(
             by_alias=True, exclude_unset=True, exclude_none=True, mode="json"
         )
@@ -349,21 +362,39 @@ def _short(name: str) -> str:
     return name if "." in name else name.lower()
 
 
-def _value(node: yaml.Node, path: FieldPath, line: int, lines: dict[FieldPath, int], *, is_free: bool) -> Any:
+def _value(
+    node: yaml.Node, path: FieldPath, section: Section, line: int, lines: dict[FieldPath, int], *, is_free: bool
+) -> Any:
     """Return the value of a field as JSON has it, and note in `lines` on which lines its parts stand; `path` is that of
     the field, `line` its own.
 
-    What YAML takes for numbers or dates stays text; if `is_free`, only dates do.
+    What YAML takes for numbers or dates stays text; if `is_free`, only dates do, and what is no value of JSON is noted
+    as a mistake of the section.
     """
     lines[path] = line
     if isinstance(node, yaml.MappingNode):
         inner = items_of(node)
-        return {name: _value(value, (*path, name), at, lines, is_free=is_free) for name, at, value in inner}
+        return {name: _value(value, (*path, name), section, at, lines, is_free=is_free) for name, at, value in inner}
     if isinstance(node, yaml.SequenceNode):
         items = enumerate(node.value)
-        return [_value(item, (*path, index), line_of(item), lines, is_free=is_free) for index, item in items]
+        return [_value(item, (*path, index), section, line_of(item), lines, is_free=is_free) for index, item in items]
     if is_null(node):
         return None
     if is_free and node.tag != "tag:yaml.org,2002:timestamp":
-        return yaml.safe_load(yaml.serialize(node))
+        return _free(node, path, section, line)
     return node.value
+
+
+def _free(node: yaml.Node, path: FieldPath, section: Section, line: int) -> Any:
+    """Return the number, the truth or the text that YAML takes a value for. None if it is none that JSON has, which is
+    noted as a mistake of the section.
+    """
+    try:
+        value = yaml.safe_load(yaml.serialize(node))
+    except (yaml.YAMLError, ValueError, KeyError):
+        value = math.nan
+    if isinstance(value, float) and not math.isfinite(value):
+        place, shown = ".".join(map(str, path)), node.value if len(node.value) <= 40 else f"{node.value[:40]}…"
+        section.wrong(line, f"{place}: {shown} is no number that can be kept: put it in quotes to have a text")
+        return None
+    return value

@@ -282,6 +282,8 @@ def middles(layers: Layers, heights: Mapping[Node, float], gap: float) -> dict[N
 
 def _apart(wanted: Sequence[float], heights: Sequence[float], gap: float) -> list[float]:
     """Return middles in this order, far enough from each other, and as near to the wanted ones as possible."""
+    if not wanted:
+        return []
     offsets = [0.0]
     for above, below in itertools.pairwise(heights):
         offsets.append(offsets[-1] + above / 2 + gap + below / 2)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from kop.functions.topics import DEFAULT_NAMESPACE
 from kop.mesh.file import Draft
 from kop.mesh.graph import Graph
 from kop.mesh.nodes import Mistake, Mistakes, near
@@ -83,6 +84,8 @@ class _Check:
         wrong.
         """
         self._names()
+        self._groups()
+        self._forms()
         self._cycles()
         self._inputs()
         self._schemas()
@@ -103,6 +106,31 @@ class _Check:
                 other = first[part.name]
                 self.wrong(part, f"name: line {other.line} has a {other.kind} of this name: a name is once in a mesh")
             first.setdefault(part.name, part)
+
+    def _groups(self) -> None:
+        """Note a mistake for each function that reads a topic in the consumer group of another one before it: each
+        would miss what the other one has done.
+        """
+        first: dict[tuple[str, str], str] = {}
+        for name, part in self._graph.parts.items():
+            for topic in self._graph.inputs[name] if isinstance(part, FunctionPart) else ():
+                assert isinstance(part, FunctionPart)
+                other = first.setdefault((part.spec.group, topic), name)
+                if other != name and part.name != self._graph.parts[other].name:
+                    told = f"{other} reads {topic} in the group {part.spec.group}, too"
+                    self.wrong(part, f"subName: {told}: give each its own, for one would miss what the other has done")
+                    break
+
+    def _forms(self) -> None:
+        """Note topics that are named with namespace and without: a gateway over Pulsar may take them for one, and the
+        graph takes them for two.
+        """
+        for topic in self._graph.topics:
+            short = topic.removeprefix(f"{DEFAULT_NAMESPACE}/")
+            if short != topic and short in self._graph.topics:
+                self.notes.append(
+                    f"{short} and {topic} are taken for two topics: if they are one, write one of both names"
+                )
 
     def _cycles(self) -> None:
         for cycle in self._graph.cycles:
@@ -129,7 +157,7 @@ class _Check:
             if topic in mesh.external_writers or topic in self._known.writers:
                 continue
             others = [other for other in graph.topics if graph.writers[other]]
-            nearest = near(topic, [*others, *mesh.external_writers])
+            nearest = _near_topic(topic, [*others, *mesh.external_writers])
             exists = topic in self._known.partitions and topic not in self._known.missing
             if self._facts is not None and not self._makes_topics and not exists:
                 missing.add(topic)
@@ -228,6 +256,15 @@ class _Check:
                 f"trigger: {needed} cores are needed, of {cores}, one at all times for each of {', '.join(told)}: "
                 f"--master local[{needed}], or trigger: batch",
             )
+
+
+def _near_topic(topic: str, topics: Sequence[str]) -> str:
+    """Return the remedy that names the topic of the same namespace which is nearest by its name there; empty if none
+    is near. Namespaces are left out because they would make all names alike.
+    """
+    namespace, slash, name = topic.rpartition("/")
+    beside = [other.rpartition("/")[2] for other in topics if other.rpartition("/")[0] == namespace]
+    return near(name, beside).replace("; is it ", f"; is it {namespace}{slash}", 1)
 
 
 def _needs_nothing(part: Part | Outline) -> bool:

@@ -18,6 +18,8 @@ C = TypeVar("C", bound=str)
 
 _DEPTH: Final = 60
 """The most levels to which nodes of YAML may lie within each other."""
+_HALF: Final = re.compile(r"[\ud800-\udfff]")
+"""Half of a pair that stands for one character in JSON, which no text in UTF-8 has."""
 _NULL: Final = "tag:yaml.org,2002:null"
 _MERGE: Final = "tag:yaml.org,2002:merge"
 _TEXT_TAGS: Final = frozenset(
@@ -55,12 +57,14 @@ class Mistakes(list[Mistake]):
 
 
 def documents(text: str, mistakes: Mistakes) -> list[yaml.Node]:
-    """Return the documents of a text that are not empty; none if it is no YAML, or nested deeper than 60 levels.
-    Everything wrong is noted in `mistakes`, also what YAML allows and a mesh's file does not, such as aliases.
+    """Return the documents of a text that are not empty; none if it is no YAML, nested deeper than 60 levels, or has
+    what UTF-8 has not. Everything wrong is noted in `mistakes`, also what YAML allows and a mesh's file does not, such
+    as aliases.
     """
     try:
-        if _is_deep(text):
-            mistakes.add(1, f"is nested deeper than {_DEPTH} levels")
+        refusal = _refusal(text)
+        if refusal is not None:
+            mistakes.append(refusal)
             return []
         nodes = [node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if node is not None]
     except yaml.MarkedYAMLError as error:
@@ -81,9 +85,10 @@ def documents(text: str, mistakes: Mistakes) -> list[yaml.Node]:
     return [node for node in nodes if not is_null(node)]
 
 
-def _is_deep(text: str) -> bool:
-    """Return if nodes are nested deeper than 60 levels, which is refused because nodes are read by recursion. An error
-    of YAML is raised.
+def _refusal(text: str) -> Mistake | None:
+    """Return the mistake for which a text in YAML is not read any further: nodes nested deeper than 60 levels, because
+    they are read by recursion, or a character that can neither be kept nor shown; None if there is none. An error of
+    YAML is raised.
     """
     depth = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
@@ -91,9 +96,12 @@ def _is_deep(text: str) -> bool:
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
+        elif isinstance(event, yaml.ScalarEvent) and (half := _HALF.search(event.value)):
+            told = f"\\u{ord(half[0]):04x} is no character: write the character itself, or \\U and its 8 digits"
+            return Mistake(event.start_mark.line + 1 if event.start_mark else 1, told)
         if depth > _DEPTH:
-            return True
-    return False
+            return Mistake(1, f"is nested deeper than {_DEPTH} levels")
+    return None
 
 
 def _check(node: yaml.Node, place: str, seen: set[int], mistakes: Mistakes) -> None:
@@ -266,12 +274,13 @@ class Section:
         if not isinstance(node, yaml.SequenceNode):
             self.wrong(line, f"{name}: must be a list of texts")
             return ()
+        texts: list[tuple[int, str]] = []
         for item in node.value:
-            if not isinstance(item, yaml.ScalarNode) or is_null(item) or not item.value:
+            if isinstance(item, yaml.ScalarNode) and not is_null(item) and item.value:
+                texts.append((line_of(item), item.value))
+            else:
                 self.wrong(line_of(item), f"{name}: must be a list of texts")
-        return tuple(
-            (line_of(item), item.value) for item in node.value if isinstance(item, yaml.ScalarNode) and item.value
-        )
+        return tuple(texts)
 
     def options(self, name: str) -> dict[str, str]:
         """Return the fields of a field as names and texts, null as an empty text; empty if the field is not there.

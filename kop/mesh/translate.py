@@ -249,8 +249,11 @@ class _Objects:
             self._mistakes.add(line, f"kind: one object must be a FunctionMesh{given}")
             return None
         for node, kind in zip(nodes, kinds, strict=True):
-            if kind not in {"FunctionMesh", "ConfigMap"}:
-                self._ignore("Kubernetes'", f"the object {kind or 'without kind'}", line_of(node))
+            if not kind:
+                told = "is missing: each document is an object of Kubernetes, FunctionMesh or ConfigMap"
+                self._mistakes.add(line_of(node), f"kind: {told}")
+            elif kind not in {"FunctionMesh", "ConfigMap"}:
+                self._ignore("Kubernetes'", f"the object {kind}", line_of(node))
         node = meshes[0]
         top = _fields(node)
         for name, line, _ in items_of(node):
@@ -341,8 +344,12 @@ class _Objects:
         }
         flat: dict[str, tuple[int, yaml.Node]] = {}
         for name, line, value in items_of(node):
+            if name in within and name not in dropped and not isinstance(value, yaml.MappingNode):
+                if not is_null(value):
+                    self._mistakes.add(line, f"{place}: {name}: must be fields, NAME: VALUE")
+                continue
             inner = [(f"{name}.{key}", at, item) for key, at, item in items_of(value)]
-            if name not in within or name in dropped or not isinstance(value, yaml.MappingNode):
+            if name not in within or name in dropped:
                 inner = [(name, line, value)]
             for path, at, item in inner:
                 if path in known and path not in dropped:
@@ -352,9 +359,11 @@ class _Objects:
                 elif path in dropped:
                     self._ignore("Pulsar's connectors'", path, at)
                 elif path == "pulsar.pulsarConfig":
-                    self._config_names.setdefault(_text_of(item), at)
+                    if not is_null(item):
+                        self._config_names.setdefault(_text_of(item), at)
                 elif known is FUNCTION and path in RUNTIMES:
-                    flat[path] = (at, item)
+                    if not is_null(item):
+                        flat[path] = (at, item)
                 else:
                     names = (*known, *KUBERNETES, "pulsar.pulsarConfig")
                     self._mistakes.add(at, f"{place}: {path}: there is no such field{near(path, names)}")
@@ -386,8 +395,12 @@ class _Objects:
                 self._mistakes.add(flat[name][0], f"{place}: {name}: {told}")
                 flat["python.py"] = (flat[name][0], _scalar("none.py", flat[name][1]))
                 self._without_code = True
+        if not is_null(flat["stateScope"][1] if "stateScope" in flat else None):
+            flat.pop("statefulConfig", None)
         items: list[tuple[yaml.Node, yaml.Node]] = []
         for path, (line, value) in flat.items():
+            if is_null(value):
+                continue
             if path in {"golang", *JVM}:
                 self._ignore("the JVM's" if path != "golang" else "Go's", path, line)
             elif path.endswith("ypeClassName") and _text_of(value).startswith(("java.", "[")):
@@ -465,7 +478,9 @@ def _short(node: yaml.Node, mistakes: Mistakes) -> Translated:
     assert isinstance(node, yaml.MappingNode)
     for key, value in node.value:
         name = _text_of(key)
-        if name == "functionInfos":
+        if name == "functions":
+            mistakes.add(line_of(key), "functions: stands beside functionInfos: one of them")
+        elif name == "functionInfos":
             parts = value.value if isinstance(value, yaml.SequenceNode) else []
             made = _list([_short_function(part, file, mistakes) for part in parts], value)
             items.append((_scalar("functions", key), made if isinstance(value, yaml.SequenceNode) else value))
@@ -480,6 +495,8 @@ def _short_function(node: yaml.Node, file: yaml.Node | None, mistakes: Mistakes)
         return node
     place = f"function {_text_of(_fields(node).get('name')) or '?'}"
     items: list[tuple[yaml.Node, yaml.Node]] = []
+    written: dict[str, str] = {}
+    """Field of our form to the name by which it was written first."""
     for key, value in node.value:
         name = _text_of(key)
         if name == "output" and isinstance(value, yaml.SequenceNode):
@@ -489,7 +506,11 @@ def _short_function(node: yaml.Node, file: yaml.Node | None, mistakes: Mistakes)
             if value.value:
                 items.append((key, value.value[0]))
             continue
-        items.append((_scalar(SHORT.get(name, name), key), value))
+        ours = SHORT.get(name, name)
+        given = written.setdefault(ours, name)
+        if given != name:
+            mistakes.add(line_of(key), f"{place}: {name}: stands beside {given}: one of them")
+        items.append((_scalar(ours, key), value))
     if file is not None and "py" not in _fields(node):
         items.append((_at("py", line_of(file), file), file))
     return _mapping(items, node)

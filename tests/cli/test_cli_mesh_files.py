@@ -105,6 +105,14 @@ def test_files_that_are_no_text_are_told(folder: Path, invoke: Invoke, command: 
     assert (result.exit_code, said in result.stderr, str(path) in result.stderr) == (2, True, True), result
 
 
+def test_a_file_that_is_no_text_has_mistakes_as_json(folder: Path, invoke: Invoke) -> None:
+    path = folder / "bytes.yaml"
+    path.write_bytes(b"name: m\nsinks: \xff")
+    result = invoke("mesh", "validate", str(path), "--json")
+    mistakes = [{"line": 2, "text": "is no text in UTF-8: invalid start byte"}]
+    assert (result.exit_code, json.loads(result.stdout)["mistakes"]) == (1, mistakes)
+
+
 @pytest.mark.parametrize("name", ["n/m", "t/n/", "/n/m", "t//m", "a/b/c/d", ""])
 def test_a_name_is_that_of_a_mesh_in_full_or_alone(name: str, invoke: Invoke) -> None:
     result = invoke("mesh", "get", name)

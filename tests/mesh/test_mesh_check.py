@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kop.functions.topics import TopicNames
 from kop.mesh.file import draft_of
 from kop.mesh.mesh_check import Checked, check
 from kop.mesh.plan import Facts
@@ -187,3 +188,35 @@ def test_code_is_looked_at_by_who_can() -> None:
         "function a: a cycle, a -(t)-> b -(in)-> a: let one of them write another topic",
         "function b: code: f.py, line 3: NameError: no",
     ]
+
+
+def test_a_topic_is_read_once_in_a_group() -> None:
+    shared = function("a", "in, x", "t", "subName: g") + function("b", "in", "u", "subName: g")
+    assert told(HEAD + shared) == [
+        "4: function b: subName: a reads in in the group g, too: give each its own, for one would miss what the other "
+        "has done"
+    ]
+    assert told(HEAD + function("a", "in", "t", "subName: g") + function("b", "t", "u", "subName: g")) == []
+
+
+def test_a_part_with_a_mistake_writes_the_topic_that_others_read() -> None:
+    text = "externalWriters: [in]\n" + HEAD
+    text += function("a", "in", "persistent://public/default/t", "fuse: 1") + function("b", "public/default/t", "u")
+    assert told(text) == ["4: function a: fuse: there is no such field"]
+
+
+def test_a_topic_that_is_named_with_its_namespace_and_without_is_told() -> None:
+    text = HEAD + function("a", "in", "public/default/t") + function("b", "t", "u")
+    names = TopicNames(has_namespaces=True)
+    assert check(draft_of(text, "mesh.yaml", names)).notes[0] == (
+        "t and public/default/t are taken for two topics: if they are one, write one of both names"
+    )
+    assert check(draft_of(text, "mesh.yaml")).notes == ("topics that others have to write: in",)
+
+
+def test_the_nearest_topic_is_one_of_the_same_namespace_by_its_own_name() -> None:
+    text = HEAD + function("a", "t/n/in, t/n/ordres", "t/n/out") + function("b", "t/n/out", "t/n/orders")
+    names = TopicNames(has_namespaces=True)
+    assert check(draft_of(text, "mesh.yaml", names)).notes == (
+        "topics that others have to write: t/n/in, t/n/ordres (is it t/n/orders?)",
+    )

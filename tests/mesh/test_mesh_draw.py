@@ -212,6 +212,12 @@ def test_the_svg_is_whole_and_has_all_texts() -> None:
     assert empty.tag.endswith("svg")
 
 
+def test_a_function_that_reads_by_a_pattern_alone_is_drawn() -> None:
+    part = "{name: f, className: f, py: f.py, topicsPattern: o.*, output: t}"
+    made = picture(read_mesh(f"name: m\nfunctions: [{part}]", "mesh.yaml"))
+    assert [(box.shape, box.name) for box in made.boxes] == [("function", "f"), ("topic", "t")]
+
+
 def test_the_picture_in_the_docs_is_the_one_of_the_example() -> None:
     root = Path(__file__).parents[2]
     file = root / "deploy/examples/mesh/mesh.yaml"

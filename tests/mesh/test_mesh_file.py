@@ -167,6 +167,11 @@ def test_formats_of_spark_mind_no_case(given: str, made: str) -> None:
         ),
         ("views:\n      a: {", "views: [{", "5: query q: views: must be fields, TABLE: {OPTION: VALUE}"),
         ("a: {subscribe: other, valueFormat: json, watermark: value.at 5 minutes}", "a: 5", "6: query q: views.a: mus"),
+        (
+            "valueFormat: json",
+            "ValueFormat: jsn",
+            "6: query q: views.a.ValueFormat: must be bytes or string or json or",
+        ),
         ("value.at 5 minutes", "[at]", "6: query q: views.a.watermark: must be a text"),
     ],
 )
@@ -233,6 +238,8 @@ sinks: [{name: s, inputs: c/d/y, format: json}]
             "name: !!python/object:os.system m\nsinks: []",
             "1: name: the tag tag:yaml.org,2002:python/object:os.system is",
         ),
+        ('name: m\nsinks: [{name: "\\ud83d\\ude00"}]', "2: \\ud83d is no character: write the character itself"),
+        ('name: m\n"\\ud800": 1', "2: \\ud800 is no character"),
         ("name: m\x01", "1: is no YAML: the character U+0001 may not stand in it"),
         ("name: m\n---\nname: n\n", "3: a second document: a file has one mesh"),
         ("name: m m\nsinks: []", "1: name: 'm m' may have letters, digits and -=:_. only"),
@@ -274,6 +281,23 @@ sinks: [{name: s, inputs: c/d/y, format: json}]
 )
 def test_malformed_files(text: str, told: str) -> None:
     assert any(mistake.startswith(told) for mistake in mistakes(text)), mistakes(text)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["0x_", "0b_", "!!int five", "!!float five", "!!bool five", ".nan", "-.inf", "9" * 5000, "=", "{deep: [0x_]}"],
+)
+def test_what_yaml_takes_for_a_number_and_is_none_is_a_mistake_of_user_config(value: str) -> None:
+    text = f"name: m\nfunctions:\n- {{name: f, className: f, py: f.py, inputs: [a], userConfig: {{\n  x: {value}}}}}"
+    assert mistakes(text)[0].startswith("4: function f: userConfig.x")
+    assert "put it in quotes" in mistakes(text)[0]
+    assert len(mistakes(text)[0]) < 150
+
+
+def test_a_text_in_a_list_is_not_null() -> None:
+    draft = draft_of("name: m\nsinks: [{name: s, format: json, inputs: [~, a]}]", "mesh.yaml")
+    assert [mistake.text for mistake in draft.mistakes] == ["sink s: inputs: must be a list of texts"]
+    assert draft.outlines[0].inputs == ("a",)
 
 
 @pytest.mark.parametrize("depth", [100, 5000])
@@ -452,6 +476,15 @@ def test_mistakes_of_objects_have_the_names_that_they_were_written_with() -> Non
             "  - {name: f, className: a.B, python: {py: a.py}}",
             "5: function f: input.topics: is missing: the topics to read",
         ),
+        (
+            "kind: FunctionMesh\nmetadata: {name: a}\nspec:\n  functions:\n"
+            "  - {name: f, className: a.B, input: {topics: [a]}, output: b, python: {py: a.py}}",
+            "5: function f: output: must be fields, NAME: VALUE",
+        ),
+        (
+            "kind: FunctionMesh\nmetadata: {name: a}\nspec: {functions: []}\n---\nname: b\nfunctions: []",
+            "5: kind: is missing: each document is an object of Kubernetes, FunctionMesh or ConfigMap",
+        ),
     ],
 )
 def test_objects_that_are_no_mesh(text: str, told: str) -> None:
@@ -474,6 +507,28 @@ def test_objects_that_are_no_mesh(text: str, told: str) -> None:
 def test_a_generic_runtime_needs_a_file_of_python(runtime: str, told: list[str]) -> None:
     part = f"{{name: f, className: f.F, input: {{topics: [a]}}, genericRuntime: {runtime}}}"
     assert mistakes(f"kind: FunctionMesh\nmetadata: {{name: a}}\nspec:\n  functions:\n  - {part}") == told
+
+
+def test_empty_fields_of_objects_are_left_out() -> None:
+    (part,) = read_mesh(
+        "kind: FunctionMesh\nmetadata: {name: a}\nspec:\n  functions:\n  - {name: f, className: f.F, java: ~, "
+        "python: {py: f.py}, input: {topics: [a]}, output: ~, pulsar: {pulsarConfig: ~}, golang: ~, genericRuntime: ~, "
+        "statefulConfig: ~}",
+        "mesh.yaml",
+    ).functions
+    assert (part.outputs, part.has_state) == ((), False)
+
+
+@pytest.mark.parametrize(
+    "scope", ["statefulConfig: {}, stateScope: partition", "stateScope: partition, statefulConfig: {}"]
+)
+def test_a_scope_that_is_given_is_that_of_a_stateful_config(scope: str) -> None:
+    (part,) = read_mesh(
+        "kind: FunctionMesh\nmetadata: {name: a}\nspec:\n  functions:\n  - {name: f, className: f.F, replicas: 2, "
+        f"python: {{py: f.py}}, input: {{topics: [a]}}, {scope}}}",
+        "mesh.yaml",
+    ).functions
+    assert (part.spec.state_scope, part.has_state) == ("partition", True)
 
 
 SHORT = """\
@@ -538,4 +593,13 @@ def test_the_short_form_has_one_output_each() -> None:
     assert mistakes(text) == [
         "4: function f: output: a function has one output: let it publish to the others, "
         "context.publish(TOPIC, MESSAGE)"
+    ]
+
+
+def test_the_short_form_has_each_field_under_one_name() -> None:
+    part = "{name: f, classname: f, className: g, replicas: 1, parallelism: 2, inputs: [a]}"
+    assert mistakes(f"name: m\npyFile: f.py\nfunctionInfos:\n- {part}\nfunctions:\n- {part}") == [
+        "4: function f: className: stands beside classname: one of them",
+        "4: function f: parallelism: stands beside replicas: one of them",
+        "5: functions: stands beside functionInfos: one of them",
     ]
