@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 class ColdRead:
     """A read of one partition from `offset` on, out of storage. `result` and `error` are None until it has ended."""
 
-    __slots__ = ("asked", "error", "log", "max_bytes", "offset", "places", "result", "share", "task")
+    __slots__ = ("asked", "error", "log", "log_start", "max_bytes", "offset", "places", "result", "share", "task")
 
     def __init__(self, partition_log: PartitionLog, offset: int, max_bytes: int, places: bool, now: float) -> None:
         self.log = partition_log
@@ -50,9 +50,16 @@ class ColdRead:
         """The loop's time of the last Fetch that asked for the read."""
         self.result: ReadResult | None = None
         self.error: KopError | None = None
+        self.log_start = -1
+        """The log start when the read ended."""
         self.share: BudgetShare | None = None
         """The share of the read budget that the result takes; None before there is a result."""
         self.task: asyncio.Task[None] | None = None
+
+    @property
+    def outdated(self) -> bool:
+        """True if the log start has moved beyond the offset since the read ended."""
+        return self.result is not None and max(self.offset, self.log_start) < self.log.log_start_offset
 
 
 class ColdReads:
@@ -94,11 +101,14 @@ class ColdReads:
         return undo
 
     def find(self, partition_log: PartitionLog, offset: int, places: bool = False) -> ColdRead | None:
-        """Return the read of a partition from `offset` on, under way or ended; None if there is none. With `places` it
-        has to be one that also brings the places where Pulsar keeps the records.
+        """Return the read of a partition from `offset` on, under way or ended; None if there is none, or if what it
+        brought was deleted since. With `places` it has to be one that also brings the places where Pulsar keeps the
+        records.
         """
         read = self._reads.get(partition_log)
-        return read if read is not None and read.offset == offset and (read.places or not places) else None
+        if read is None or read.offset != offset or read.outdated:
+            return None
+        return read if read.places or not places else None
 
     def ask(self, partition_log: PartitionLog, offset: int, max_bytes: int, places: bool = False) -> ColdRead:
         """Return the read of a partition from `offset` on, under way or ended. If there is none, put one in the queue,
@@ -118,12 +128,16 @@ class ColdReads:
         return read
 
     def make_room(self, wanted: Container[PartitionLog], waiting: int) -> None:
-        """Drop the results of partitions that are not `wanted`, if so many results are kept that no read can begin.
+        """Begin the reads that waited for room in the budget, if it has some by now. Drop the results of partitions
+        that are not `wanted`, if so many results are kept, or the budget is so full, that no read can begin.
 
         `waiting` is the number of waiting Fetches of the connection that want no other partitions: if more of its
         Fetches wait, nothing is dropped.
         """
-        if not self._queue or self._held < MOST_HELD or len(self._listeners) > waiting:
+        if not self._queue:
+            return
+        self._begin()
+        if not self._queue or self._has_room() or len(self._listeners) > waiting:
             return
         for partition_log, read in tuple(self._reads.items()):
             if read.result is not None and partition_log not in wanted:
@@ -165,7 +179,10 @@ class ColdReads:
         counted), its results that wait for a Fetch are less than 16 MiB, and the budget of all connections has room,
         unless none of these results is this connection's.
         """
-        return self._running < AT_ONCE and self._held < MOST_HELD and not (self._held and self._budget.full)
+        return self._running < AT_ONCE and self._has_room()
+
+    def _has_room(self) -> bool:
+        return self._held < MOST_HELD and not (self._held and self._budget.full)
 
     def _begin(self) -> None:
         while self._queue and self._may_begin():
@@ -211,7 +228,8 @@ class ColdReads:
             return
         read.task = None
         self._unfinished -= 1
-        if error is not None and self._listeners:
+        read.log_start = read.log.log_start_offset
+        if error is not None:
             # Kept without the frames that it came through, which hold what was read.
             read.error = error.with_traceback(None)
             read.error.__cause__ = read.error.__context__ = None
@@ -222,7 +240,7 @@ class ColdReads:
             read.share.holds(result.size)
             if not self._listeners:
                 read.share.idle()
-        else:  # the read found nothing, or nobody wants its error: the next Fetch that asks reads again
+        else:  # the read found nothing: the next Fetch that asks reads again
             del self._reads[read.log]
         if read.error is not None or read.result is not None or not self._unfinished:
             for callback in tuple(self._listeners):

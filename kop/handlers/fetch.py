@@ -195,13 +195,15 @@ class _Fetch:
             partition_log = self._log(response, wanted)
             if partition_log is None:
                 continue
+            again = partition_log in response.looked_at
             response.looked_at.add(partition_log)
             stable = partition_log.last_stable_offset
             end = stable if self.committed and stable < partition_log.high_watermark else None
             try:
                 result = self._cached(response, wanted, partition_log, end)
                 if result is None:
-                    result = self._from_storage(response, wanted, partition_log, end, read)
+                    # Storage is read for a partition once: two offsets would end each other's reads again and again.
+                    result = _EMPTY if again else self._from_storage(response, wanted, partition_log, end, read)
             except KopError as error:
                 self._fail(response, wanted, error, partition_log)
                 continue
@@ -421,6 +423,8 @@ class _Fetch:
         """
         meter = self.ctx.meter
         if meter is not None and not meter.consume(response.size):
+            if self.session is not None and self.call.session_epoch == 0:
+                self.gw.fetch_sessions.end(self.session)
             return _held(self.ctx, self.call, self.session)
         for partition_log in response.taken:
             self.reads.forget(partition_log)

@@ -146,6 +146,11 @@ class FetchSessions:
         self._sessions.move_to_end(session.session_id)
         return session
 
+    def end(self, session: FetchSession) -> None:
+        """End a session that its client is not told of."""
+        if self._sessions.get(session.session_id) is session:
+            self._drop(session.session_id)
+
     def _of(self, call: FetchCall, owner: str) -> FetchSession | None:
         session = self._sessions.get(call.session_id)
         return session if session is not None and session.owner == owner else None

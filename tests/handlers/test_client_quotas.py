@@ -274,15 +274,16 @@ def test_a_fetch_that_waits_is_empty_if_its_client_is_over_by_then(tmp_path: Pat
     async def main() -> None:
         async with opened(tmp_path) as (serving, client):
             serving.gateway.security.quotas.put(ANONYMOUS, QuotaKind.CONSUMED, 100)
-            waiting = asyncio.ensure_future(fetched(client, 0, max_wait_ms=10_000))
+            waiting = asyncio.ensure_future(fetched(client, 0, max_wait_ms=10_000, session_epoch=0))
             await until(lambda: serving.server.snapshot().memory_used > 0)  # it waits
             meter = serving.gateway.throttling.of("User:ANONYMOUS", "")
             assert meter is not None
             assert meter.consumed is not None
             meter.consumed.rate.record(1100, asyncio.get_running_loop().time())
             await produced(await RawClient.connect(serving), 1000)
-            size, held, _ = await waiting
-            assert (size, round(held)) == (0, 1)
+            size, held, session = await waiting
+            assert (size, round(held), session) == (0, 1, 0)
+            assert len(serving.gateway.fetch_sessions) == 0, "no client knows it"
 
     run(main())
 

@@ -250,6 +250,54 @@ def test_consumers_are_told_errors_that_they_know(
     run(main())
 
 
+def test_an_error_is_told_though_other_partitions_always_have_records(tmp_path: Path, store: FaultyStore) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:") as serving:
+            client = await filled(store, serving, 2, cold={0})
+            store.log("t", 0).read_error = BackendError("so says the test", ErrorCode.CORRUPT_MESSAGE)
+
+            async def is_told() -> bool:
+                answer = await client.call(1, VERSION, **request({0: 0, 1: 0}))
+                codes = [part.error_code for part in answer.responses[0].partitions]
+                return bool(codes == [ErrorCode.CORRUPT_MESSAGE, 0])
+
+            await until(is_told)
+
+    run(main())
+
+
+def test_records_that_were_deleted_since_they_were_read_are_not_answered(tmp_path: Path, store: FaultyStore) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:") as serving:
+            client, budget = await filled(store, serving, 1), serving.gateway.engine.read_budget
+            go_on, log = hang(store, 0), store.log("t")
+            assert (await fetch(client, {0: 0}, max_wait_ms=100))[0] == {}
+            go_on.set()
+            await until(lambda: budget.held > 0)
+            assert await log.delete_records(1) == 1
+            answer = await client.call(1, VERSION, **request({0: 0}))
+            part = answer.responses[0].partitions[0]
+            assert (part.error_code, part.log_start_offset) == (ErrorCode.OFFSET_OUT_OF_RANGE, 1)
+            assert (await fetch(client, {0: 1}))[0] == {0: 2}
+            assert budget.held == 0
+
+    run(main())
+
+
+def test_a_partition_that_a_fetch_names_twice_is_read_once(tmp_path: Path, store: FaultyStore) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:") as serving:
+            client = await filled(store, serving, 1)
+            await append(client, 0)
+            fields = request({0: 0}, max_wait_ms=30_000)
+            fields["topics"][0].partitions += request({0: 2})["topics"][0].partitions
+            answer = await client.call(1, VERSION, **fields)
+            assert [bool(part.records) for part in answer.responses[0].partitions] == [True, False]
+            assert reads_of(store, 1) == [1]
+
+    run(main())
+
+
 # --- the reads of one connection
 
 
@@ -438,7 +486,34 @@ def test_a_read_that_is_cancelled_before_it_begins_counts_no_longer() -> None:
     run(main())
 
 
-def test_an_error_is_kept_for_who_waits_without_the_frames_that_it_came_through() -> None:
+def test_results_that_are_not_wanted_any_more_make_room_in_a_full_budget() -> None:
+    async def main() -> None:
+        paused, kept, wanted, others = await cold_logs(4)
+        budget = ReadBudget(2 * paused.size_bytes)
+        reads, other = ColdReads(budget), ColdReads(budget)
+        undo = reads.on_news(lambda: None), other.on_news(lambda: None)
+        await read_ends(other, others)
+        await read_ends(reads, paused)
+        await read_ends(reads, wanted)
+        assert (paused.reads, wanted.reads) == (1, 0)
+        reads.make_room({wanted}, 1)
+        await turns()
+        assert (len(reads), wanted.reads) == (1, 1)
+        await read_ends(reads, kept)
+        assert kept.reads == 0
+        other.forget(others)
+        reads.make_room({wanted, kept}, 1)
+        await turns()
+        assert (len(reads), kept.reads) == (2, 1), "the budget has room again"
+        for leave in undo:
+            leave()
+
+    run(main())
+
+
+def test_an_error_is_kept_without_the_frames_that_it_came_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cold_reads, "KEPT_SECONDS", 1.0)
+
     async def main() -> None:
         reads = ColdReads(ReadBudget(1 << 30))
         [log] = await cold_logs(1)
@@ -461,7 +536,10 @@ def test_an_error_is_kept_for_who_waits_without_the_frames_that_it_came_through(
         reads.forget(log)
         reads.ask(log, 0, 100)
         await turns()
-        assert reads.find(log, 0) is None, "nobody waits: whoever asks next reads again"
+        read = reads.find(log, 0)
+        assert read is not None
+        assert read.error is not None, "nobody waits: whoever asks next is told"
+        await until(lambda: not len(reads))
 
     run(main())
 

@@ -290,6 +290,32 @@ async def test_batches_that_lie_behind_one_another_are_read_at_once(
         assert [record.value for record in await read_all(log)] == [b"%d" % i for i in range(50)]
 
 
+async def test_batches_before_one_that_the_disk_does_not_give_are_read(
+    sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with sqlite.opened() as engine:
+        log = await make(engine)
+        async with held_writer(engine):
+            futures = [append(log, batch([str(i)])) for i in range(9)]
+        await asyncio.gather(*futures)
+        bad = sum(len(data) for data in (await log.read(0, LIMIT, min_one=True)).buffers[:6])
+        real = os.pread
+
+        def pread(file: int, size: int, position: int) -> bytes:
+            if position <= bad < position + size:
+                raise OSError(errno.EIO, "the disk fails")
+            return real(file, size, position)
+
+        monkeypatch.setattr(os, "pread", pread)
+        offset = 0
+        while offset < 6:
+            offset += len((await log.read(offset, LIMIT, min_one=True)).buffers)
+        assert offset == 6
+        with pytest.raises(BackendError, match="the disk fails"):
+            await log.read(6, LIMIT, min_one=True)
+        assert len((await log.read(7, LIMIT, min_one=True)).buffers) == 2
+
+
 @pytest.mark.parametrize(("name", "code"), [("pwrite", errno.ENOSPC), ("fdatasync", errno.EIO), ("open", errno.EMFILE)])
 async def test_where_a_file_cannot_be_written_batches_go_into_rows_for_a_while(
     sqlite: InterceptedStore,
@@ -516,6 +542,22 @@ async def test_a_file_that_cannot_be_emptied_does_not_keep_others(
         with refused(ErrorCode.CORRUPT_MESSAGE):
             await other.read(0, LIMIT, min_one=True)
         assert len((await other.read(1, LIMIT, min_one=True)).buffers) == 2
+
+
+async def test_a_file_that_cannot_be_emptied_does_not_keep_others_in_later_rounds(
+    sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(maintenance, "MOST_MOVED", 1)
+    sqlite.settings["maintain"] = True
+    async with sqlite.opened() as engine:
+        log = await make(engine, partitions=2)
+        for i in range(12):
+            await fill(first(engine, partition=int(i % 4 == 0)), BLOCK)
+        (segments_of(engine.path) / "0000000001").write_bytes(bytes(4 * ALIGNMENT))
+        await fill(log, BLOCK)
+        await log.delete_records(-1)
+        await until(lambda: files(engine) == [1, 4])
 
 
 # What others do to files

@@ -137,6 +137,7 @@ class Maintenance:
         self._dead_logs = True  # there may be some
         self._look_at_segments = True  # rows went since the last look; a crash may have left files without any
         self._segments_at = 0.0
+        self._moved = 0  # bytes moved out of segment files, in all
         self._batches = 0  # committed since the last snapshots
         self._wal = 0  # bytes in the write-ahead log, about
         self._wal_seen = 0
@@ -470,16 +471,15 @@ class Maintenance:
         await self._guarded(
             "removing files of batches", self._remove_segments([segment for segment, left in sparse if not left])
         )
-        moved = 0
+        end = None if most_bytes is None else self._moved + most_bytes
         for segment, left in sparse:
             if not left:
                 continue
             if self.closing:
                 return
-            if most_bytes is not None and moved >= most_bytes:
+            if end is not None and self._moved >= end:
                 self._look_at_segments = True
                 return
-            moved += left
             await self._guarded("clearing a file of batches", self._clear(segment))
 
     async def _clear(self, segment: int) -> None:
@@ -487,7 +487,9 @@ class Maintenance:
         began = clock.monotonic()
         while moved := await self._threads.read(reader.rest_of, segment, MOVE_BYTES):
             await self._writer.run(_move, segment, moved)
-            self._count_wal(sum(len(row.data) for row in moved) + _COMMIT_PAGES * self._page_size)
+            size = sum(len(row.data) for row in moved)
+            self._moved += size
+            self._count_wal(size + _COMMIT_PAGES * self._page_size)
             if self.closing:
                 return
             await asyncio.sleep(clock.monotonic() - began)  # appends have as much time as this took

@@ -275,7 +275,9 @@ def _bring_up(segments: Segments, rows: Sequence[_Place]) -> list[Buffer]:
 
 
 def _from_file(segments: Segments, segment: int, rows: Sequence[_Place]) -> list[Buffer]:
-    """Read batches from a segment file; return those before a damaged one. LostBatchError if the first is damaged."""
+    """Read batches from a segment file; return those before a damaged one. LostBatchError if the first is damaged,
+    OSError if the disk does not give it.
+    """
     spans: list[tuple[int, int]] = []
     ends: list[int] = []  # for each span the number of batches up to its end
     for count, (_, size, _, position, _) in enumerate(rows, 1):
@@ -285,8 +287,16 @@ def _from_file(segments: Segments, segment: int, rows: Sequence[_Place]) -> list
         else:
             spans.append((position, size))
             ends.append(count)
+    try:
+        parts = segments.read(segment, spans)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        if len(rows) == 1:
+            raise
+        return _from_file(segments, segment, rows[: len(rows) // 2])  # a later batch may be the one that fails
     batches: list[Buffer] = []
-    for data, (begin, _), end in zip(segments.read(segment, spans), spans, ends, strict=False):
+    for data, (begin, _), end in zip(parts, spans, ends, strict=False):
         whole = memoryview(data)
         for base, size, _, position, _ in rows[len(batches) : end]:
             batch = whole[position - begin : position - begin + size]
