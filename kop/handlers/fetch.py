@@ -24,7 +24,9 @@
   it is told which versions of Pulsar's schemas they name (`kop.records.entry_schemas`).
 - What is in memory is answered on the spot, without a task. What is not is read on the side, each partition by itself
   (`cold_reads.py`): as soon as there is enough, or after max_wait_ms, the answer goes out with what is there. A
-  partition that is not read by then is empty in it, without an error, and the connection's next Fetch finds it.
+  partition that is not read by then is empty in it, without an error, and the connection's next Fetch finds it. What
+  follows the records that came from storage is read ahead for that Fetch. Records from storage wait 5 ms at most for
+  those of other partitions, unless they are 4 MiB: a few large answers cost less than many small ones.
 """
 
 from __future__ import annotations
@@ -61,6 +63,10 @@ _LOOK_SECONDS = 20e-6
 """The least time in seconds, per partition, between two looks of a waiting Fetch at its partitions: looking takes a
 tenth of it.
 """
+GATHER_SECONDS = 0.005
+"""The seconds, from its arrival on, that a Fetch with records from storage waits for the reads of other partitions."""
+GATHER_BYTES = 4 << 20
+"""The bytes of a response with which a Fetch waits no longer for the reads of other partitions."""
 _EMPTY = ReadResult((), 0)
 _KNOWN_TO_CONSUMERS = frozenset(
     {
@@ -115,6 +121,8 @@ class _Response:
     """The name or id of the topic that `topic` was looked up for."""
     topic: TopicInfo | ErrorCode = ErrorCode.UNKNOWN_TOPIC_ID
     """The topic that was looked up last, or the error for which the client gets none."""
+    next: list[tuple[FetchPartition, PartitionLog, int]] = field(default_factory=list)
+    """The offsets behind the records that came from storage, of partitions with more."""
     taken: list[PartitionLog] = field(default_factory=list)
     """The partitions whose part of the response comes from a read from storage, whose result is dropped when it is
     sent.
@@ -164,6 +172,8 @@ class _Fetch:
         self.missing: set[tuple[str | UUID, int]] = set()
         """The partitions that did not exist at the first look, by name or id of the topic."""
         self.looked = False
+        self.gathers_until = asyncio.get_running_loop().time() + GATHER_SECONDS
+        """The loop's time until which records from storage wait for those of other partitions."""
         self.waits = False
         """True while a `WaitingFetch` waits for this Fetch's reads."""
 
@@ -181,8 +191,16 @@ class _Fetch:
             return True
         size = response.size - response.empty
         if size > 0 and size + response.left >= self.min_bytes:
-            return True
+            return not self.gathers(response)
         return not response.unread and (self.min_bytes <= 0 or self.call.max_wait_ms <= 0)
+
+    def gathers(self, response: _Response) -> bool:
+        """Return true if the response is to wait, although it has records, for reads of other partitions that have not
+        ended: its own are from storage, too, they are few, and the Fetch has just begun.
+        """
+        if not (response.taken and response.unread) or response.size >= min(GATHER_BYTES, self.budget):
+            return False
+        return asyncio.get_running_loop().time() < self.gathers_until
 
     # --- looking
 
@@ -253,7 +271,7 @@ class _Fetch:
         `end` is the offset at which open transactions begin, if the Fetch may only read up to it; else None.
         """
         if read:
-            under_way: ColdRead | None = self._ask(wanted, partition_log)
+            under_way: ColdRead | None = self._ask(wanted, partition_log, wanted.fetch_offset)
         else:
             under_way = self.reads.find(partition_log, wanted.fetch_offset, self.of_entries)
         if under_way is None:
@@ -273,18 +291,30 @@ class _Fetch:
         return result
 
     def read_ahead(self, response: _Response) -> None:
-        """Begin reads from storage, unless this response began them, for the partitions that it lacks because it does
-        not wait for them: the client's next Fetch takes their results. What it has is not read again.
+        """Begin reads from storage whose results the client's next Fetch takes: for the partitions that this response
+        lacks because it does not wait for them, unless it began them, and for what follows the records that it has from
+        storage. What it has is not read again.
         """
-        if response.unread and not response.reading:
+        lacking = response.unread and not response.reading
+        if lacking:
             for wanted, partition_log in response.not_taken:
-                self._ask(wanted, partition_log)
+                self._ask(wanted, partition_log, wanted.fetch_offset)
+        for wanted, partition_log, offset in response.next:
+            if self.places or self._is_cold(partition_log, offset):
+                self._ask(wanted, partition_log, offset)
+        if lacking or response.next:
             self.reads.make_room(response.looked_at, int(self.waits))
 
-    def _ask(self, wanted: FetchPartition, partition_log: PartitionLog) -> ColdRead:
-        """Return the read of a partition from storage, which begins now if there is none."""
+    @staticmethod
+    def _is_cold(partition_log: PartitionLog, offset: int) -> bool:
+        """Return true if records from this offset on are there, and not in memory."""
+        start = partition_log.log_start_offset
+        return offset >= start and partition_log.read_cached(offset, 0, min_one=False) is None
+
+    def _ask(self, wanted: FetchPartition, partition_log: PartitionLog, offset: int) -> ColdRead:
+        """Return the read of a partition from storage, from `offset` on, which begins now if there is none."""
         most = min(wanted.max_bytes, self.budget)
-        return self.reads.ask(partition_log, wanted.fetch_offset, most, self.of_entries)
+        return self.reads.ask(partition_log, offset, most, self.of_entries)
 
     def _log(self, response: _Response, wanted: FetchPartition) -> PartitionLog | None:
         """Return the partition's log; None if it has none, or the client may not read it, after that error was put into
@@ -411,6 +441,7 @@ class _Fetch:
         if next_offset < (stable if self.committed else high_watermark):
             most = min(wanted.max_bytes, self.budget)
             if size and response.taken and response.taken[-1] is partition_log:
+                response.next.append((wanted, partition_log, next_offset))
                 most = self.budget  # a read from storage is as one of an older segment in Kafka: more of it is enough
             response.left += max(0, most - size)
 
@@ -503,6 +534,8 @@ class WaitingFetch:
             if partition_log is not None:
                 self.undo.append(partition_log.on_advance(self.poke))
         self.undo.append(fetch.reads.on_news(self.poke))
+        if reads:
+            self.undo.append(self.loop.call_at(fetch.gathers_until, self.poke).cancel)
         fetch.waits = True
         seconds = fetch.call.max_wait_ms / 1000
         self.deadline = self.looked + (max(seconds, _READ_SECONDS) if reads else seconds)

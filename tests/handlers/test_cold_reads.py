@@ -16,6 +16,7 @@ from support.waiting import SECONDS, until
 from kop.app import Serving
 from kop.errors import BackendError, ErrorCode, KopError
 from kop.handlers import cold_reads
+from kop.handlers import fetch as fetch_handler
 from kop.handlers.cold_reads import ColdReads
 from kop.read_budget import ReadBudget
 from kop.records.batch import iter_batches, read_header
@@ -208,7 +209,63 @@ def test_a_read_that_brought_less_than_there_is_counts_as_enough(
                 counts, _ = await fetch(client, {0: 0}, max_wait_ms=150_000, min_bytes=min_bytes)
                 assert counts == {0: 2}
             assert time.monotonic() - began < 60
-            assert reads_of(store, 1) == [2]
+            await until(lambda: reads_of(store, 1) == [4])  # each answer has read on
+
+    run(main())
+
+
+def test_what_follows_an_answer_is_read_ahead_to_the_end_and_no_further(
+    tmp_path: Path, store: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cold_reads, "MOST_BYTES", 1)  # the first batch alone
+
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:") as serving:
+            client, budget = await filled(store, serving, 1), serving.gateway.engine.read_budget
+            await append(client, 0)
+            assert (await fetch(client, {0: 0}))[0] == {0: 2}
+            await until(lambda: budget.held > 0)
+            hang(store, 0)
+            assert (await fetch(client, {0: 2}, max_wait_ms=100))[0] == {0: 2}
+            assert (reads_of(store, 1), budget.held) == ([2], 0)
+
+    run(main())
+
+
+def test_what_memory_has_is_not_read_ahead(tmp_path: Path, store: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cold_reads, "MOST_BYTES", 1)
+
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:") as serving:
+            client = await filled(store, serving, 1)
+            await append(client, 0)
+            go_on = hang(store, 0)
+            assert (await fetch(client, {0: 0}, max_wait_ms=100))[0] == {}
+            go_on.set()
+            await until(lambda: serving.gateway.engine.read_budget.held > 0)
+            store.log("t", 0).cold = False
+            assert (await fetch(client, {0: 0}))[0] == {0: 2}
+            assert (await fetch(client, {0: 2}))[0] == {0: 2}
+            assert reads_of(store, 1) == [1]
+
+    run(main())
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(60.0, {0: 2, 1: 2}), (0.0, {0: 2})])
+def test_records_from_storage_wait_a_moment_for_those_of_other_partitions(
+    tmp_path: Path, store: FaultyStore, monkeypatch: pytest.MonkeyPatch, seconds: float, expected: dict[int, int]
+) -> None:
+    monkeypatch.setattr(fetch_handler, "GATHER_SECONDS", seconds)
+
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:") as serving:
+            client, budget = await filled(store, serving, 2), serving.gateway.engine.read_budget
+            go_on = hang(store, 1)
+            fetching = asyncio.ensure_future(fetch(client, {0: 0, 1: 0}, max_wait_ms=30_000))
+            if seconds:
+                await until(lambda: budget.held > 0)
+                go_on.set()
+            assert (await fetching)[0] == expected
 
     run(main())
 
