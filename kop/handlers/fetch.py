@@ -24,9 +24,10 @@
   it is told which versions of Pulsar's schemas they name (`kop.records.entry_schemas`).
 - What is in memory is answered on the spot, without a task. What is not is read on the side, each partition by itself
   (`cold_reads.py`): as soon as there is enough, or after max_wait_ms, the answer goes out with what is there. A
-  partition that is not read by then is empty in it, without an error, and the connection's next Fetch finds it. What
-  follows the records that came from storage is read ahead for that Fetch. Records from storage wait 5 ms at most for
-  those of other partitions, unless they are 4 MiB: a few large answers cost less than many small ones.
+  partition that is not read by then is empty in it, without an error, and the connection's next Fetch finds it. If the
+  storage does not do so by itself, records behind those that came from storage are read ahead for that Fetch.
+- A Fetch that waits for reads goes out no more than 5 ms after it began to, if it has records by then, and at once if
+  it has 4 MiB or all of its reads: a few large answers cost less than many small ones.
 """
 
 from __future__ import annotations
@@ -64,9 +65,9 @@ _LOOK_SECONDS = 20e-6
 tenth of it.
 """
 GATHER_SECONDS = 0.005
-"""The seconds, from its arrival on, that a Fetch with records from storage waits for the reads of other partitions."""
+"""The seconds for which a Fetch that waits for reads goes on to wait when the first of them has brought records."""
 GATHER_BYTES = 4 << 20
-"""The bytes of a response with which a Fetch waits no longer for the reads of other partitions."""
+"""The bytes of a response with which a Fetch waits for no more reads."""
 _EMPTY = ReadResult((), 0)
 _KNOWN_TO_CONSUMERS = frozenset(
     {
@@ -122,7 +123,9 @@ class _Response:
     topic: TopicInfo | ErrorCode = ErrorCode.UNKNOWN_TOPIC_ID
     """The topic that was looked up last, or the error for which the client gets none."""
     next: list[tuple[FetchPartition, PartitionLog, int]] = field(default_factory=list)
-    """The offsets behind the records that came from storage, of partitions with more."""
+    """The offsets to read ahead: those behind records that came from storage, of partitions with more."""
+    passed: list[PartitionLog] = field(default_factory=list)
+    """The partitions whose part of the response comes from memory, so that a read of them is of no use."""
     taken: list[PartitionLog] = field(default_factory=list)
     """The partitions whose part of the response comes from a read from storage, whose result is dropped when it is
     sent.
@@ -163,7 +166,10 @@ class _Fetch:
         self.of_entries = self.places or self.schemas
         """True if reads from storage have to bring what only Pulsar's entries tell."""
         self.budget = min(call.max_bytes, gw.settings.fetch_max_bytes)
-        if ctx.meter is not None and (room := ctx.meter.room()) is not None:
+        room = None if ctx.meter is None else ctx.meter.room()
+        self.has_quota = room is not None
+        """True if a quota bounds what the client may take."""
+        if room is not None:
             self.budget = min(self.budget, int(room))
         self.min_bytes = min(call.min_bytes, max(self.budget, 1))
         if ctx.conn.cold_reads is None:
@@ -172,8 +178,8 @@ class _Fetch:
         self.missing: set[tuple[str | UUID, int]] = set()
         """The partitions that did not exist at the first look, by name or id of the topic."""
         self.looked = False
-        self.gathers_until = asyncio.get_running_loop().time() + GATHER_SECONDS
-        """The loop's time until which records from storage wait for those of other partitions."""
+        self.gathers_until = 0.0
+        """The loop's time until which records from storage wait for those of other partitions; 0 if they do not."""
         self.waits = False
         """True while a `WaitingFetch` waits for this Fetch's reads."""
 
@@ -196,11 +202,12 @@ class _Fetch:
 
     def gathers(self, response: _Response) -> bool:
         """Return true if the response is to wait, although it has records, for reads of other partitions that have not
-        ended: its own are from storage, too, they are few, and the Fetch has just begun.
+        ended: its own are from storage, too, they are few, and the Fetch has just begun to wait.
         """
-        if not (response.taken and response.unread) or response.size >= min(GATHER_BYTES, self.budget):
+        if not (response.taken and response.unread and self.reads.running):
             return False
-        return asyncio.get_running_loop().time() < self.gathers_until
+        is_small = response.size < min(GATHER_BYTES, self.budget)
+        return is_small and asyncio.get_running_loop().time() < self.gathers_until
 
     # --- looking
 
@@ -219,6 +226,8 @@ class _Fetch:
             end = stable if self.committed and stable < partition_log.high_watermark else None
             try:
                 result = self._cached(response, wanted, partition_log, end)
+                if result is not None and result.size and len(self.reads) and not again:
+                    response.passed.append(partition_log)
                 if result is None:
                     # Storage is read for a partition once: two offsets would end each other's reads again and again.
                     result = _EMPTY if again else self._from_storage(response, wanted, partition_log, end, read)
@@ -292,24 +301,16 @@ class _Fetch:
 
     def read_ahead(self, response: _Response) -> None:
         """Begin reads from storage whose results the client's next Fetch takes: for the partitions that this response
-        lacks because it does not wait for them, unless it began them, and for what follows the records that it has from
-        storage. What it has is not read again.
+        lacks because it does not wait for them, unless it began them, and for the records behind those that it has from
+        storage. The records in it are not read again.
         """
-        lacking = response.unread and not response.reading
-        if lacking:
+        if response.unread and not response.reading:
             for wanted, partition_log in response.not_taken:
                 self._ask(wanted, partition_log, wanted.fetch_offset)
-        for wanted, partition_log, offset in response.next:
-            if self.places or self._is_cold(partition_log, offset):
-                self._ask(wanted, partition_log, offset)
-        if lacking or response.next:
             self.reads.make_room(response.looked_at, int(self.waits))
-
-    @staticmethod
-    def _is_cold(partition_log: PartitionLog, offset: int) -> bool:
-        """Return true if records from this offset on are there, and not in memory."""
-        start = partition_log.log_start_offset
-        return offset >= start and partition_log.read_cached(offset, 0, min_one=False) is None
+        for wanted, partition_log, offset in response.next:
+            if self.reads.may_read_ahead and _is_cold(partition_log, offset):
+                self._ask(wanted, partition_log, offset)
 
     def _ask(self, wanted: FetchPartition, partition_log: PartitionLog, offset: int) -> ColdRead:
         """Return the read of a partition from storage, from `offset` on, which begins now if there is none."""
@@ -441,7 +442,8 @@ class _Fetch:
         if next_offset < (stable if self.committed else high_watermark):
             most = min(wanted.max_bytes, self.budget)
             if size and response.taken and response.taken[-1] is partition_log:
-                response.next.append((wanted, partition_log, next_offset))
+                if not (self.has_quota or partition_log.reads_ahead):
+                    response.next.append((wanted, partition_log, next_offset))
                 most = self.budget  # a read from storage is as one of an older segment in Kafka: more of it is enough
             response.left += max(0, most - size)
 
@@ -458,6 +460,8 @@ class _Fetch:
                 self.gw.fetch_sessions.end(self.session)
             return _held(self.ctx, self.call, self.session)
         for partition_log in response.taken:
+            self.reads.forget(partition_log)
+        for partition_log in response.passed:
             self.reads.forget(partition_log)
         self.read_ahead(response)
         answers: Iterable[tuple[FetchPartition, FetchPartitionAnswer]] = response.answers
@@ -508,6 +512,12 @@ class _Fetch:
         return WaitingFetch(self, reads=False).answered
 
 
+def _is_cold(partition_log: PartitionLog, offset: int) -> bool:
+    """Return true if records from this offset on are there, and not in memory. The offset is before the log's end."""
+    start = partition_log.log_start_offset
+    return offset >= start and partition_log.read_cached(offset, 0, min_one=False) is None
+
+
 class WaitingFetch:
     """A Fetch that waits for news of logs, for reads from storage, or for a timer. It ends when it is answered or
     cancelled.
@@ -535,6 +545,7 @@ class WaitingFetch:
                 self.undo.append(partition_log.on_advance(self.poke))
         self.undo.append(fetch.reads.on_news(self.poke))
         if reads:
+            fetch.gathers_until = self.looked + GATHER_SECONDS
             self.undo.append(self.loop.call_at(fetch.gathers_until, self.poke).cancel)
         fetch.waits = True
         seconds = fetch.call.max_wait_ms / 1000

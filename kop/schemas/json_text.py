@@ -49,7 +49,7 @@ _TIMES: Final = {
 """
 
 _NO_NUMBER: Final = re.compile(rb"[:\[,][ \t\r\n]*-?(NaN|Inf)")
-"""What may be a number that JSON has not."""
+"""The beginning of a value that may be a number which JSON has not."""
 
 Convert = Callable[[Any], Any]
 """A function from a value of JSON, which is not null, to one that builders take; BadRecordError."""

@@ -68,9 +68,9 @@ Descriptor = Any
 """A message's descriptor. What stubs say of the descriptors' members differs between the library's versions."""
 Field = Any
 Nulls = list[bool] | None
-"""For each of some values True if it is null; None if none is."""
+"""The flags of some values, each True if the value is null; None if none is null."""
 Column = Callable[[Sequence[Any], Nulls], pa.Array]
-"""A function that makes a column of values as the library gives them; what a null one is does not matter."""
+"""A function that makes a column of values as the library gives them; the value of a null one does not matter."""
 _DEEPEST: Final = 100
 """The levels of messages in one another that the library reads."""
 _TIMESTAMP: Final = "google.protobuf.Timestamp"

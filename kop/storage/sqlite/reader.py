@@ -252,8 +252,8 @@ def _again(query: Callable[[], T]) -> T:
 
 
 def _bring_up(segments: Segments, rows: Sequence[_Place]) -> list[Buffer]:
-    """Return the batches of rows. A file is opened once for neighbours that lie in it, and what lies behind one another
-    there is read at once.
+    """Return the batches of rows. A file is opened once for neighbours that lie in it, and batches that lie behind one
+    another there are read at once.
 
     If a batch cannot be read, those before it are returned; an error is raised if it is the first.
     """
