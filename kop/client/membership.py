@@ -89,9 +89,13 @@ class Membership:
         """
         self._thread.start()
 
+    def leave(self) -> None:
+        """Begin to leave the group, and do not wait for it."""
+        self._over.set()
+
     def close(self, seconds: float | None = None) -> None:
         """Leave the group; waits at most so many seconds for it, without a limit if None."""
-        self._over.set()
+        self.leave()
         if self._thread.is_alive():
             self._thread.join(seconds)
 
@@ -159,7 +163,8 @@ class Membership:
             # kafka-python loses a join that takes longer than one poll if news of a topic was the only reason for it.
             # From then on its polls return at once instead of waiting. That lasts until SETTLE_SECONDS are over: then
             # the error below takes the member out of the group, and it joins anew.
-            consumer.topics()
+            # A new bootstrap asks at once; an update of metadata would wait until 100 ms after the one before it.
+            consumer.bootstrap(timeout_ms=int(SETTLE_SECONDS * 1000), refresh=True)
             look = settled = clock.monotonic()
             while not self._over.is_set() and not self._anew:
                 consumer.poll(timeout_ms=POLL_MS if self._peers else JOINING_POLL_MS)

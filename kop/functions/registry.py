@@ -159,6 +159,7 @@ class Registry:
                 client.hurry(HURRY_SECONDS)
         self._leading.hurry(HURRY_SECONDS)
         if self._thread.is_alive():
+            self._membership.leave()  # whoever leads next does not wait for the Fetch of the tail, then
             self._thread.join(HURRY_SECONDS)
             self._membership.close(max(0.0, end - clock.monotonic()))
             self._thread.join(max(0.0, end - clock.monotonic()))

@@ -171,7 +171,8 @@ class TopicRequests:
         )
 
     def _ask(self, request: Request, packages: Collection[Package]) -> LeaderAnswer:
-        ensure_topics(self._settings, CONFIGS)
+        if self._may_lead:  # else those who lead have made them
+            ensure_topics(self._settings, CONFIGS)
         answer = self._answered(request)
         if answer.status == NO_PACKAGE:
             self._write([(PACKAGES, key, value) for package in packages for key, value in chunks(package)])

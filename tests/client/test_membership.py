@@ -68,6 +68,15 @@ def test_one_holds_and_all_know_it_until_it_leaves(join: Joined) -> None:
     wait_until(lambda: [(p.client_id, p.holds) for p in second.peers()] == left, "the first to be gone", SECONDS)
 
 
+def test_one_that_begins_to_leave_is_followed_by_the_next(join: Joined) -> None:
+    first = join("first")
+    holding(first)
+    second = join("second")
+    first.leave()
+    assert holding(second)
+    assert first.holding() is None
+
+
 def test_one_that_joins_again_is_another_member(join: Joined) -> None:
     member = join("again")
     before = holding(member)

@@ -536,7 +536,7 @@ class MeshDriver:
         left = self._phases()
         current: list[_Query] = [] if self._once else self._queries
         seconds = 0.0
-        while not self._stopping.wait(seconds):
+        while not self._is_stopped_within(seconds):
             seconds = ONCE_LOOK_SECONDS if self._once else LOOK_SECONDS
             now = clock.monotonic()
             if self._election.is_lost:
@@ -564,6 +564,15 @@ class MeshDriver:
             self._report_if_due(now)
             self._tell_changes()
         return True
+
+    def _is_stopped_within(self, seconds: float) -> bool:
+        """Wait for so many seconds, or until `stop` is called; with `once` not longer than until the last task ends.
+        Returns True if `stop` was called.
+        """
+        if self._once and self._hub.tasks():
+            self._hub.wait_until_none(seconds)
+            seconds = 0.0
+        return self._stopping.wait(seconds)
 
     def _phases(self) -> list[list[_Query]]:
         """Return the queries in groups, for a mesh in which each runs once to its end: those of a group run at the same
