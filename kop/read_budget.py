@@ -137,6 +137,11 @@ class ReadBudget:
         return min(MOST_AHEAD, max(_LEAST_AHEAD, self._max_bytes // (4 * max(self.readers, 1))))
 
     @property
+    def crowded(self) -> bool:
+        """True if no more can be held, unless idle shares are dropped."""
+        return self.held >= self._max_bytes
+
+    @property
     def full(self) -> bool:
         """True if the budget has no room, even if all idle shares were dropped."""
         return self.held - sum([share.held for share in self.idle]) >= self._max_bytes

@@ -83,6 +83,13 @@ class ColdReads:
     def __len__(self) -> int:
         return len(self._reads)
 
+    @property
+    def may_read_ahead(self) -> bool:
+        """True if no read waits for its turn, and the budget of all connections has room for a result that nobody waits
+        for.
+        """
+        return not self._queue and not self._budget.crowded
+
     def on_news(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` each time that a read has brought records or an error, or when none is under way any more;
         return the function that ends this. As long as there is any such callback, the kept results do not have to make
@@ -159,10 +166,13 @@ class ColdReads:
             self._unfinished -= 1
             if read.task is not None:
                 read.task.cancel()
+            else:
+                self._queue.remove(read)
 
     def close(self) -> None:
         """End all reads, and drop their results: the connection is gone."""
-        self._queue.clear()
+        for read in tuple(self._queue):  # first, so that none of them begins
+            self.forget(read.log)
         for partition_log in tuple(self._reads):
             self.forget(partition_log)
         if self._sweep is not None:
@@ -186,9 +196,7 @@ class ColdReads:
 
     def _begin(self) -> None:
         while self._queue and self._may_begin():
-            read = self._queue.popleft()
-            if self._reads.get(read.log) is read:
-                self._start(read)
+            self._start(self._queue.popleft())
         if self._sweep is None and self._reads:
             self._sweep = self._loop.call_later(KEPT_SECONDS, self._drop_old)
 

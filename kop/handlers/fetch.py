@@ -24,7 +24,8 @@
   it is told which versions of Pulsar's schemas they name (`kop.records.entry_schemas`).
 - What is in memory is answered on the spot, without a task. What is not is read on the side, each partition by itself
   (`cold_reads.py`): as soon as there is enough, or after max_wait_ms, the answer goes out with what is there. A
-  partition that is not read by then is empty in it, without an error, and the connection's next Fetch finds it.
+  partition that is not read by then is empty in it, without an error, and the connection's next Fetch finds it. If the
+  storage does not do so by itself, records behind those that came from storage are read ahead for that Fetch.
 """
 
 from __future__ import annotations
@@ -115,6 +116,10 @@ class _Response:
     """The name or id of the topic that `topic` was looked up for."""
     topic: TopicInfo | ErrorCode = ErrorCode.UNKNOWN_TOPIC_ID
     """The topic that was looked up last, or the error for which the client gets none."""
+    next: list[tuple[FetchPartition, PartitionLog, int]] = field(default_factory=list)
+    """The offsets to read ahead: those behind records that came from storage, of partitions with more."""
+    passed: list[PartitionLog] = field(default_factory=list)
+    """The partitions whose part of the response comes from memory, so that a read of them is of no use."""
     taken: list[PartitionLog] = field(default_factory=list)
     """The partitions whose part of the response comes from a read from storage, whose result is dropped when it is
     sent.
@@ -155,7 +160,10 @@ class _Fetch:
         self.of_entries = self.places or self.schemas
         """True if reads from storage have to bring what only Pulsar's entries tell."""
         self.budget = min(call.max_bytes, gw.settings.fetch_max_bytes)
-        if ctx.meter is not None and (room := ctx.meter.room()) is not None:
+        room = None if ctx.meter is None else ctx.meter.room()
+        self.has_quota = room is not None
+        """True if a quota bounds what the client may take."""
+        if room is not None:
             self.budget = min(self.budget, int(room))
         self.min_bytes = min(call.min_bytes, max(self.budget, 1))
         if ctx.conn.cold_reads is None:
@@ -201,6 +209,8 @@ class _Fetch:
             end = stable if self.committed and stable < partition_log.high_watermark else None
             try:
                 result = self._cached(response, wanted, partition_log, end)
+                if result is not None and result.size and len(self.reads) and not again:
+                    response.passed.append(partition_log)
                 if result is None:
                     # Storage is read for a partition once: two offsets would end each other's reads again and again.
                     result = _EMPTY if again else self._from_storage(response, wanted, partition_log, end, read)
@@ -253,7 +263,7 @@ class _Fetch:
         `end` is the offset at which open transactions begin, if the Fetch may only read up to it; else None.
         """
         if read:
-            under_way: ColdRead | None = self._ask(wanted, partition_log)
+            under_way: ColdRead | None = self._ask(wanted, partition_log, wanted.fetch_offset)
         else:
             under_way = self.reads.find(partition_log, wanted.fetch_offset, self.of_entries)
         if under_way is None:
@@ -273,18 +283,22 @@ class _Fetch:
         return result
 
     def read_ahead(self, response: _Response) -> None:
-        """Begin reads from storage, unless this response began them, for the partitions that it lacks because it does
-        not wait for them: the client's next Fetch takes their results. The records in it are not read again.
+        """Begin reads from storage whose results the client's next Fetch takes: for the partitions that this response
+        lacks because it does not wait for them, unless it began them, and for the records behind those that it has from
+        storage. The records in it are not read again.
         """
         if response.unread and not response.reading:
             for wanted, partition_log in response.not_taken:
-                self._ask(wanted, partition_log)
+                self._ask(wanted, partition_log, wanted.fetch_offset)
             self.reads.make_room(response.looked_at, int(self.waits))
+        for wanted, partition_log, offset in response.next:
+            if self.reads.may_read_ahead and _is_cold(partition_log, offset):
+                self._ask(wanted, partition_log, offset)
 
-    def _ask(self, wanted: FetchPartition, partition_log: PartitionLog) -> ColdRead:
-        """Return the read of a partition from storage, which begins now if there is none."""
+    def _ask(self, wanted: FetchPartition, partition_log: PartitionLog, offset: int) -> ColdRead:
+        """Return the read of a partition from storage, from `offset` on, which begins now if there is none."""
         most = min(wanted.max_bytes, self.budget)
-        return self.reads.ask(partition_log, wanted.fetch_offset, most, self.of_entries)
+        return self.reads.ask(partition_log, offset, most, self.of_entries)
 
     def _log(self, response: _Response, wanted: FetchPartition) -> PartitionLog | None:
         """Return the partition's log; None if it has none, or the client may not read it, after that error was put into
@@ -411,6 +425,8 @@ class _Fetch:
         if next_offset < (stable if self.committed else high_watermark):
             most = min(wanted.max_bytes, self.budget)
             if size and response.taken and response.taken[-1] is partition_log:
+                if not (self.has_quota or partition_log.reads_ahead):
+                    response.next.append((wanted, partition_log, next_offset))
                 most = self.budget  # a read from storage is as one of an older segment in Kafka: more of it is enough
             response.left += max(0, most - size)
 
@@ -427,6 +443,8 @@ class _Fetch:
                 self.gw.fetch_sessions.end(self.session)
             return _held(self.ctx, self.call, self.session)
         for partition_log in response.taken:
+            self.reads.forget(partition_log)
+        for partition_log in response.passed:
             self.reads.forget(partition_log)
         self.read_ahead(response)
         answers: Iterable[tuple[FetchPartition, FetchPartitionAnswer]] = response.answers
@@ -475,6 +493,12 @@ class _Fetch:
         or after max_wait_ms.
         """
         return WaitingFetch(self, reads=False).answered
+
+
+def _is_cold(partition_log: PartitionLog, offset: int) -> bool:
+    """Return true if records from this offset on are there, and not in memory. The offset is before the log's end."""
+    start = partition_log.log_start_offset
+    return offset >= start and partition_log.read_cached(offset, 0, min_one=False) is None
 
 
 class WaitingFetch:

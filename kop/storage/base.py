@@ -250,6 +250,10 @@ class PartitionLog(Protocol):
         bring.
         """
 
+    @property
+    def reads_ahead(self) -> bool:
+        """True if its storage reads ahead of readers by itself."""
+
     async def attach(self) -> None:
         """Make the log ready to serve: bounds and the end of the log are known afterwards. Cheap to call again."""
 

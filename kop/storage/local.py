@@ -34,6 +34,7 @@ class LocalLog(Partition):
 
     attached = True
     sole_writer = True
+    reads_ahead = False
     leads = True
 
     def __init__(self, topic: TopicInfo, index: int, policy: LogPolicy) -> None:

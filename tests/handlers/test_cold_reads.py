@@ -19,6 +19,7 @@ from kop.handlers import cold_reads
 from kop.handlers.cold_reads import ColdReads
 from kop.read_budget import ReadBudget
 from kop.records.batch import iter_batches, read_header
+from kop.security.quotas import Entity, QuotaKind
 from kop.wire.messages import FetchRequest
 
 VERSION = 12
@@ -208,7 +209,80 @@ def test_a_read_that_brought_less_than_there_is_counts_as_enough(
                 counts, _ = await fetch(client, {0: 0}, max_wait_ms=150_000, min_bytes=min_bytes)
                 assert counts == {0: 2}
             assert time.monotonic() - began < 60
-            assert reads_of(store, 1) == [2]
+            await until(lambda: reads_of(store, 1) == [4])  # each answer has read on
+
+    run(main())
+
+
+def test_what_follows_an_answer_is_read_ahead_to_the_end_and_no_further(
+    tmp_path: Path, store: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cold_reads, "MOST_BYTES", 1)  # the first batch alone
+
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:") as serving:
+            client, budget = await filled(store, serving, 1), serving.gateway.engine.read_budget
+            await append(client, 0)
+            assert (await fetch(client, {0: 0}))[0] == {0: 2}
+            await until(lambda: budget.held > 0)
+            hang(store, 0)
+            assert (await fetch(client, {0: 2}, max_wait_ms=100))[0] == {0: 2}
+            assert (reads_of(store, 1), budget.held) == ([2], 0)
+
+    run(main())
+
+
+def test_what_memory_has_is_not_read_ahead(tmp_path: Path, store: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cold_reads, "MOST_BYTES", 1)
+
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:") as serving:
+            client = await filled(store, serving, 1)
+            await append(client, 0)
+            go_on = hang(store, 0)
+            assert (await fetch(client, {0: 0}, max_wait_ms=100))[0] == {}
+            go_on.set()
+            await until(lambda: serving.gateway.engine.read_budget.held > 0)
+            store.log("t", 0).cold = False
+            assert (await fetch(client, {0: 0}))[0] == {0: 2}
+            assert (await fetch(client, {0: 2}))[0] == {0: 2}
+            assert reads_of(store, 1) == [1]
+
+    run(main())
+
+
+def test_nothing_is_read_ahead_for_a_client_with_a_quota(
+    tmp_path: Path, store: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cold_reads, "MOST_BYTES", 1)
+
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:") as serving:
+            client = await filled(store, serving, 1)
+            await append(client, 0)
+            serving.gateway.security.quotas.put(Entity("ANONYMOUS"), QuotaKind.CONSUMED, 1e9)
+            assert (await fetch(client, {0: 0}))[0] == {0: 2}
+            await turns()
+            assert reads_of(store, 1) == [1]
+
+    run(main())
+
+
+def test_a_result_that_was_passed_is_dropped(
+    tmp_path: Path, store: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cold_reads, "MOST_BYTES", 1)
+
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:") as serving:
+            client, budget = await filled(store, serving, 1), serving.gateway.engine.read_budget
+            await append(client, 0)
+            await append(client, 0)
+            assert (await fetch(client, {0: 0}))[0] == {0: 2}
+            await until(lambda: budget.held > 0)
+            store.log("t", 0).cold = False
+            assert (await fetch(client, {0: 4}))[0] == {0: 2}
+            assert budget.held == 0
 
     run(main())
 
@@ -507,6 +581,25 @@ def test_results_that_are_not_wanted_any_more_make_room_in_a_full_budget() -> No
         assert (len(reads), kept.reads) == (2, 1), "the budget has room again"
         for leave in undo:
             leave()
+
+    run(main())
+
+
+def test_reads_ahead_are_for_a_budget_with_room_and_no_read_that_waits() -> None:
+    async def main() -> None:
+        kept, wanted = await cold_logs(2)
+        reads = ColdReads(ReadBudget(kept.size_bytes))
+        undo = reads.on_news(lambda: None)
+        assert reads.may_read_ahead
+        await read_ends(reads, kept)
+        assert not reads.may_read_ahead, "the budget is full"
+        await read_ends(reads, wanted)
+        assert wanted.reads == 0
+        reads.forget(wanted)
+        reads.forget(kept)
+        await turns()
+        assert (reads.may_read_ahead, wanted.reads) == (True, 0), "a queued read that was dropped never begins"
+        undo()
 
     run(main())
 

@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import operator
 import sqlite3
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from kop.errors import BackendError, ErrorCode
+from kop.errors import BackendError, ErrorCode, without_frames
 from kop.records.batch import first_at_or_after, max_timestamp_record, read_header
 from kop.storage.base import MOST_UNCOMPRESSED, Buffer
 from kop.storage.sqlite.schema import connect
@@ -32,10 +34,13 @@ from kop.threads import Ended, Threads
 
 T = TypeVar("T")
 
+_log = logging.getLogger(__name__)
 _BEGINNING = struct.Struct(">qi")
 """The layout of the beginning of every batch: its base offset and the number of bytes that follow."""
 _MAX_BATCHES = 4096
 """The most batches of one read."""
+TOGETHER = 4
+"""The most reads that one thread does before the first of them is answered."""
 _TRIES = 3
 """The number of times that rows are read whose files are gone. Twice is enough, unless moving overtakes the reading
 again.
@@ -70,6 +75,14 @@ class BatchInFile(NamedTuple):
     data: Buffer
 
 
+class _Asked(NamedTuple):
+    """A read that was asked for: the future of its result, the query and its arguments."""
+
+    answer: asyncio.Future[Any]
+    query: Callable[..., Any]
+    args: tuple[object, ...]
+
+
 class Readers:
     """The pool of reading threads, all of which start when it is made. `segments` are the files of the database at
     `path`.
@@ -89,7 +102,10 @@ class Readers:
         self._segments = segments
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
+        self._count = threads
         self._pool = Threads(threads, f"kop-sqlite-{name}", ended)
+        self._asked: list[_Asked] = []
+        """The reads that `read_together` was called for in this turn of the loop."""
 
     async def run(self, query: Callable[..., T], *args: object) -> T:
         """Run `query(connection, *args)` on a thread. Errors of the database, the disk or memory become
@@ -102,13 +118,51 @@ class Readers:
         try:
             return await job
         except (sqlite3.Error, OSError, MemoryError) as error:
-            raise BackendError(f"reading the database failed: {str(error) or repr(error)}") from error
+            raise _reading_failed(error) from error
 
     async def read(self, query: Callable[..., T], *args: object) -> T:
         """Run a query that reads batches on a thread: `query(connection, segments, *args)`. Errors become
         BackendError.
         """
         return await self.run(query, self._segments, *args)
+
+    async def read_together(self, query: Callable[..., T], *args: object) -> T:
+        """Run a short query as `read` does. Those that are asked for in one turn of the loop are dealt to the threads,
+        up to 4 to each, and those of a thread are answered together: to wake a thread, and then the loop, takes as
+        much CPU as such a query.
+        """
+        answer: asyncio.Future[T] = self._loop.create_future()
+        if not self._asked:
+            self._loop.call_soon(self._deal)
+        self._asked.append(_Asked(answer, query, args))
+        return await answer
+
+    def _deal(self) -> None:
+        asked, self._asked = self._asked, []
+        each = min(TOGETHER, -(-len(asked) // self._count))
+        for begin in range(0, len(asked), each):
+            some = asked[begin : begin + each]
+            try:
+                job = self._loop.run_in_executor(self._pool, self._call_all, some)
+            except RuntimeError:
+                _answer_all(some, [BackendError("the storage engine is closed") for _ in some])
+            else:
+                job.add_done_callback(partial(_end, some))
+
+    def _call_all(self, some: Sequence[_Asked]) -> list[object]:
+        """Return the result of each read, or its error without frames. Reads that nobody waits for are left out."""
+        results: list[object] = []
+        for answer, query, args in some:
+            if answer.cancelled():
+                results.append(None)
+                continue
+            try:
+                results.append(self._call(query, (self._segments, *args)))
+            except BackendError as error:
+                results.append(without_frames(error))
+            except (sqlite3.Error, OSError, MemoryError) as error:
+                results.append(_reading_failed(error))
+        return results
 
     def _call(self, query: Callable[..., T], args: tuple[object, ...]) -> T:
         conn: sqlite3.Connection | None = getattr(self._local, "conn", None)
@@ -122,6 +176,31 @@ class Readers:
         await self._loop.run_in_executor(None, self._pool.shutdown)
         for conn in self._connections:
             conn.close()
+
+
+def _reading_failed(error: BaseException) -> BackendError:
+    return BackendError(f"reading the database failed: {str(error) or repr(error)}")
+
+
+def _end(some: Sequence[_Asked], job: asyncio.Future[list[object]]) -> None:
+    """Answer the reads of a job that has ended: with its results, or all of them with the error that ended it."""
+    error = job.exception()
+    if error is None:
+        _answer_all(some, job.result())
+        return
+    if not isinstance(error, BackendError):
+        _log.error("reads have failed by a mistake of this program: %r", error, exc_info=error)
+    _answer_all(some, [_reading_failed(error) for _ in some])
+
+
+def _answer_all(some: Sequence[_Asked], results: Sequence[object]) -> None:
+    for (answer, _, _), result in zip(some, results, strict=True):
+        if answer.done():  # nobody waits any more
+            continue
+        if isinstance(result, BackendError):
+            answer.set_exception(result)
+        else:
+            answer.set_result(result)
 
 
 def scan(

@@ -65,6 +65,8 @@ class PulsarLog(Partition):
 
     sole_writer = False
     """False: Pulsar's own clients and other brokers write to the log, too."""
+    reads_ahead = True
+    """True: its readers do (`reading.cold_readers`)."""
 
     def __init__(
         self,
