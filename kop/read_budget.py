@@ -122,6 +122,8 @@ class ReadBudget:
         self.slow_seconds = slow_seconds
         """The seconds for which a reader whose first entry has not come counts against the budget."""
         self.held = self._told = 0
+        self.expected = 0
+        """The bytes that reads for later Fetches may bring, for which nobody waits."""
         self.readers = 0
         """The number of shares that belong to readers."""
         self.idle: dict[BudgetShare, None] = {}
@@ -138,8 +140,8 @@ class ReadBudget:
 
     @property
     def crowded(self) -> bool:
-        """True if no more can be held, unless idle shares are dropped."""
-        return self.held >= self._max_bytes
+        """True if no more can be held than there is and is expected, unless idle shares are dropped."""
+        return self.held + self.expected >= self._max_bytes
 
     @property
     def full(self) -> bool:

@@ -38,7 +38,19 @@ log = logging.getLogger(__name__)
 class ColdRead:
     """A read of one partition from `offset` on, out of storage. `result` and `error` are None until it has ended."""
 
-    __slots__ = ("asked", "error", "log", "log_start", "max_bytes", "offset", "places", "result", "share", "task")
+    __slots__ = (
+        "asked",
+        "error",
+        "expected",
+        "log",
+        "log_start",
+        "max_bytes",
+        "offset",
+        "places",
+        "result",
+        "share",
+        "task",
+    )
 
     def __init__(self, partition_log: PartitionLog, offset: int, max_bytes: int, places: bool, now: float) -> None:
         self.log = partition_log
@@ -48,6 +60,8 @@ class ColdRead:
         """True if the read also returns the places where Pulsar keeps the records."""
         self.asked = now
         """The loop's time of the last Fetch that asked for the read."""
+        self.expected = 0
+        """The bytes that the budget expects of it, since no Fetch has asked for it yet; 0 once it has ended."""
         self.result: ReadResult | None = None
         self.error: KopError | None = None
         self.log_start = -1
@@ -84,11 +98,11 @@ class ColdReads:
         return len(self._reads)
 
     @property
-    def may_read_ahead(self) -> bool:
-        """True if no read waits for its turn, and the budget of all connections has room for a result that nobody waits
-        for.
+    def _may_read_ahead(self) -> bool:
+        """True if half of the reads that may run at once could still begin, none waits for its turn, and the budget of
+        all connections has room for a result that nobody waits for.
         """
-        return not self._queue and not self._budget.crowded
+        return self._running < AT_ONCE // 2 and not self._queue and not self._budget.crowded
 
     def on_news(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` each time that a read has brought records or an error, or when none is under way any more;
@@ -107,15 +121,27 @@ class ColdReads:
 
         return undo
 
-    def find(self, partition_log: PartitionLog, offset: int, places: bool = False) -> ColdRead | None:
-        """Return the read of a partition from `offset` on, under way or ended; None if there is none, or if what it
-        brought was deleted since. With `places` it has to be one that also brings the places where Pulsar keeps the
-        records.
+    def find(
+        self, partition_log: PartitionLog, offset: int, places: bool = False, most: int = MOST_BYTES
+    ) -> ColdRead | None:
+        """Return the read of a partition from `offset` on, under way or ended; None if there is none, if what it
+        brought was deleted since, or if that is several batches of more than `most` bytes together. With `places` it
+        has to be one that also brings the places where Pulsar keeps the records.
         """
         read = self._reads.get(partition_log)
         if read is None or read.offset != offset or read.outdated:
             return None
+        if read.result is not None and read.result.size > most and len(read.result.buffers) > 1:
+            return None
         return read if read.places or not places else None
+
+    def ask_ahead(self, partition_log: PartitionLog, offset: int, max_bytes: int, places: bool = False) -> None:
+        """Do what `ask` does for a Fetch that has not come yet, if there is room for that."""
+        if self._may_read_ahead:
+            read = self.ask(partition_log, offset, max_bytes, places)
+            if read.result is None and read.error is None and not read.expected:
+                read.expected = read.max_bytes
+                self._budget.expected += read.expected
 
     def ask(self, partition_log: PartitionLog, offset: int, max_bytes: int, places: bool = False) -> ColdRead:
         """Return the read of a partition from `offset` on, under way or ended. If there is none, put one in the queue,
@@ -123,7 +149,7 @@ class ColdReads:
         call keeps the read wanted for at least ten seconds; `max_bytes` is cut to 4 MiB.
         """
         now = self._loop.time()
-        read = self.find(partition_log, offset, places)
+        read = self.find(partition_log, offset, places, max_bytes)
         if read is None:
             self.forget(partition_log)
             read = ColdRead(partition_log, offset, min(max_bytes, MOST_BYTES), places, now)
@@ -157,6 +183,7 @@ class ColdReads:
         read = self._reads.pop(partition_log, None)
         if read is None:
             return
+        self._expect_no_more(read)
         if read.result is not None:
             self._held -= read.result.size
             if read.share is not None:
@@ -196,7 +223,8 @@ class ColdReads:
 
     def _begin(self) -> None:
         while self._queue and self._may_begin():
-            self._start(self._queue.popleft())
+            self._start(self._queue[0])
+            self._queue.popleft()
         if self._sweep is None and self._reads:
             self._sweep = self._loop.call_later(KEPT_SECONDS, self._drop_old)
 
@@ -235,6 +263,7 @@ class ColdReads:
         if self._reads.get(read.log) is not read:
             return
         read.task = None
+        self._expect_no_more(read)
         self._unfinished -= 1
         read.log_start = read.log.log_start_offset
         if error is not None:
@@ -253,6 +282,10 @@ class ColdReads:
         if read.error is not None or read.result is not None or not self._unfinished:
             for callback in tuple(self._listeners):
                 callback()
+
+    def _expect_no_more(self, read: ColdRead) -> None:
+        self._budget.expected -= read.expected
+        read.expected = 0
 
     def _drop_old(self) -> None:
         self._sweep = None

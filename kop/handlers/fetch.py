@@ -119,7 +119,7 @@ class _Response:
     next: list[tuple[FetchPartition, PartitionLog, int]] = field(default_factory=list)
     """The offsets to read ahead: those behind records that came from storage, of partitions with more."""
     passed: list[PartitionLog] = field(default_factory=list)
-    """The partitions whose part of the response comes from memory, so that a read of them is of no use."""
+    """The partitions of which a read from storage is of no use, because memory answers for them."""
     taken: list[PartitionLog] = field(default_factory=list)
     """The partitions whose part of the response comes from a read from storage, whose result is dropped when it is
     sent.
@@ -209,8 +209,8 @@ class _Fetch:
             end = stable if self.committed and stable < partition_log.high_watermark else None
             try:
                 result = self._cached(response, wanted, partition_log, end)
-                if result is not None and result.size and len(self.reads) and not again:
-                    response.passed.append(partition_log)
+                if result is not None and len(self.reads) and not again:
+                    self._note_passed(response, wanted, partition_log, result)
                 if result is None:
                     # Storage is read for a partition once: two offsets would end each other's reads again and again.
                     result = _EMPTY if again else self._from_storage(response, wanted, partition_log, end, read)
@@ -223,8 +223,17 @@ class _Fetch:
             self._add(response, wanted, partition_log, stable, result)
         self.looked = True
         if read and response.unread:
-            self.reads.make_room(response.looked_at, int(self.waits))
+            self.reads.make_room(response.looked_at.difference(response.passed), int(self.waits))
         return response
+
+    def _note_passed(
+        self, response: _Response, wanted: FetchPartition, partition_log: PartitionLog, result: ReadResult
+    ) -> None:
+        """Note that memory answers for a partition, so that a read of it is of no use: `result` has records, or the
+        read is of another offset.
+        """
+        if result.size or self.reads.find(partition_log, wanted.fetch_offset) is None:
+            response.passed.append(partition_log)
 
     def _cached(
         self, response: _Response, wanted: FetchPartition, partition_log: PartitionLog, end: int | None
@@ -250,8 +259,12 @@ class _Fetch:
         """Return true if a read of this partition from storage has ended whose result this Fetch should use, rather
         than the batches in memory.
         """
-        read = self.reads.find(partition_log, wanted.fetch_offset, self.of_entries) if len(self.reads) else None
+        read = self._found(wanted, partition_log) if len(self.reads) else None
         return read is not None and read.result is not None
+
+    def _found(self, wanted: FetchPartition, partition_log: PartitionLog) -> ColdRead | None:
+        most = min(wanted.max_bytes, self.budget)
+        return self.reads.find(partition_log, wanted.fetch_offset, self.of_entries, most)
 
     def _from_storage(
         self, response: _Response, wanted: FetchPartition, partition_log: PartitionLog, end: int | None, read: bool
@@ -263,9 +276,9 @@ class _Fetch:
         `end` is the offset at which open transactions begin, if the Fetch may only read up to it; else None.
         """
         if read:
-            under_way: ColdRead | None = self._ask(wanted, partition_log, wanted.fetch_offset)
+            under_way: ColdRead | None = self._ask(wanted, partition_log)
         else:
-            under_way = self.reads.find(partition_log, wanted.fetch_offset, self.of_entries)
+            under_way = self._found(wanted, partition_log)
         if under_way is None:
             return None
         if under_way.error is not None:
@@ -289,16 +302,16 @@ class _Fetch:
         """
         if response.unread and not response.reading:
             for wanted, partition_log in response.not_taken:
-                self._ask(wanted, partition_log, wanted.fetch_offset)
+                self._ask(wanted, partition_log)
             self.reads.make_room(response.looked_at, int(self.waits))
         for wanted, partition_log, offset in response.next:
-            if self.reads.may_read_ahead and _is_cold(partition_log, offset):
-                self._ask(wanted, partition_log, offset)
+            if _is_cold(partition_log, offset):
+                self.reads.ask_ahead(partition_log, offset, min(wanted.max_bytes, self.budget), self.of_entries)
 
-    def _ask(self, wanted: FetchPartition, partition_log: PartitionLog, offset: int) -> ColdRead:
-        """Return the read of a partition from storage, from `offset` on, which begins now if there is none."""
+    def _ask(self, wanted: FetchPartition, partition_log: PartitionLog) -> ColdRead:
+        """Return the read of a partition from storage, which begins now if there is none."""
         most = min(wanted.max_bytes, self.budget)
-        return self.reads.ask(partition_log, offset, most, self.of_entries)
+        return self.reads.ask(partition_log, wanted.fetch_offset, most, self.of_entries)
 
     def _log(self, response: _Response, wanted: FetchPartition) -> PartitionLog | None:
         """Return the partition's log; None if it has none, or the client may not read it, after that error was put into

@@ -287,6 +287,24 @@ def test_a_result_that_was_passed_is_dropped(
     run(main())
 
 
+def test_results_that_a_seek_to_the_end_has_passed_make_room_for_other_partitions(
+    tmp_path: Path, store: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cold_reads, "MOST_BYTES", 1)
+    monkeypatch.setattr(cold_reads, "MOST_HELD", 1)
+
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:") as serving:
+            client, budget = await filled(store, serving, 2), serving.gateway.engine.read_budget
+            await append(client, 0)
+            assert (await fetch(client, {0: 0}))[0] == {0: 2}
+            await until(lambda: budget.held > 0)
+            store.log("t", 0).cold = False
+            assert (await fetch(client, {0: 4, 1: 0}, max_wait_ms=60_000))[0] == {1: 2}
+
+    run(main())
+
+
 def test_min_bytes_counts_no_partition_that_is_still_read(tmp_path: Path, store: FaultyStore) -> None:
     async def main() -> None:
         async with gateway(tmp_path, store="memory:") as serving:
@@ -587,19 +605,73 @@ def test_results_that_are_not_wanted_any_more_make_room_in_a_full_budget() -> No
 
 def test_reads_ahead_are_for_a_budget_with_room_and_no_read_that_waits() -> None:
     async def main() -> None:
-        kept, wanted = await cold_logs(2)
+        kept, wanted, ahead = await cold_logs(3)
         reads = ColdReads(ReadBudget(kept.size_bytes))
         undo = reads.on_news(lambda: None)
-        assert reads.may_read_ahead
         await read_ends(reads, kept)
-        assert not reads.may_read_ahead, "the budget is full"
         await read_ends(reads, wanted)
-        assert wanted.reads == 0
+        reads.ask_ahead(ahead, 0, 100)
+        assert len(reads) == 2, "one waits for its turn"
         reads.forget(wanted)
+        reads.ask_ahead(ahead, 0, 100)
+        assert len(reads) == 1, "the budget is full"
         reads.forget(kept)
         await turns()
-        assert (reads.may_read_ahead, wanted.reads) == (True, 0), "a queued read that was dropped never begins"
+        assert wanted.reads == 0, "a queued read that was dropped never begins"
+        reads.ask_ahead(ahead, 0, 100)
+        assert len(reads) == 1
         undo()
+
+    run(main())
+
+
+def test_reads_ahead_that_are_under_way_count_in_the_budget() -> None:
+    async def main() -> None:
+        logs = await cold_logs(5)
+        budget = ReadBudget(200)
+        reads = ColdReads(budget)
+        for log in logs[:3]:
+            reads.ask_ahead(log, 0, 100)
+        assert (len(reads), budget.expected) == (2, 200)
+        let_go(logs[0])
+        await turns()
+        assert (budget.expected, budget.held) == (100, logs[0].size_bytes)
+        reads.close()
+        assert (budget.expected, budget.held) == (0, 0)
+
+    run(main())
+
+
+def test_reads_ahead_leave_half_of_the_turns_to_others() -> None:
+    async def main() -> None:
+        reads = ColdReads(ReadBudget(1 << 30))
+        for log in await cold_logs(cold_reads.AT_ONCE):
+            reads.ask_ahead(log, 0, 100)
+        assert len(reads) == cold_reads.AT_ONCE // 2
+        reads.close()
+
+    run(main())
+
+
+def test_a_fetch_of_less_than_a_result_has_is_not_given_it() -> None:
+    async def main() -> None:
+        (log,) = await cold_logs(1)
+        data = batch([b"z"])
+        await log.append(data, read_header(data), now_ms=0)
+        reads = ColdReads(ReadBudget(1 << 30))
+        let_go(log)
+        first = reads.ask(log, 0, 1 << 20)
+        await turns()
+        assert first.result is not None
+        size = first.result.size
+        assert reads.ask(log, 0, size) is first
+        smaller = reads.ask(log, 0, size - 1)
+        assert smaller is not first
+        await turns()
+        assert smaller.result is not None
+        assert len(smaller.result.buffers) == 1
+        assert reads.ask(log, 0, 1) is smaller, "a first batch is given out whatever its size"
+        reads.close()
 
     run(main())
 

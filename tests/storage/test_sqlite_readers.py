@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from kop.errors import BackendError, ErrorCode
-from kop.storage.sqlite.reader import TOGETHER, LostBatchError, Readers
+from kop.storage.sqlite import reader
+from kop.storage.sqlite.reader import LostBatchError, Readers
 from kop.storage.sqlite.segments import Segments
 
 
@@ -31,95 +32,136 @@ async def pool(folder: Path, threads: int, loop: Any = None) -> AsyncIterator[Re
 
 
 class CountingLoop:
-    """The running loop, which notes the number of reads of each job in `jobs`."""
+    """The running loop, which notes the names of the jobs for threads in `jobs`."""
 
-    def __init__(self, jobs: list[int]) -> None:
+    def __init__(self, jobs: list[str]) -> None:
         self._loop = asyncio.get_running_loop()
         self._jobs = jobs
 
     def run_in_executor(self, executor: Any, call: Any, *args: Any) -> Any:
-        """Note the number, and run the job."""
-        self._jobs.append(len(args[0]) if args else 0)
+        """Note the job, and run it."""
+        self._jobs.append(call.__name__)
         return self._loop.run_in_executor(executor, call, *args)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loop, name)
 
 
-def number_of_thread(_connection: Any, _segments: Any) -> int:
-    return threading.get_ident()
+Read = Callable[..., list[bytes]]
 
 
-@pytest.mark.parametrize(
-    ("threads", "asked", "expected"),
-    [(3, 1, [1]), (3, 3, [1, 1, 1]), (3, 8, [3, 3, 2]), (2, 3, [2, 1]), (1, 10, [TOGETHER, TOGETHER, 2])],
-)
+@pytest.fixture
+def queries(monkeypatch: pytest.MonkeyPatch) -> list[Read]:
+    """The queries that are run instead of reads: a read of the log N runs number N."""
+    made: list[Read] = []
+
+    def read(_connection: Any, _segments: Any, log_id: int, *_: Any) -> list[bytes]:
+        return made[log_id]()
+
+    monkeypatch.setattr(reader, "read", read)
+    return made
+
+
+async def all_of(readers: Readers, queries: list[Read]) -> list[Any]:
+    """Read all logs in one turn, and return what came of each."""
+    reads = (readers.read_batches(number, 0, 1, 1, True) for number in range(len(queries)))
+    return await asyncio.gather(*reads, return_exceptions=True)
+
+
+@pytest.mark.parametrize(("threads", "asked", "jobs"), [(3, 1, 1), (3, 3, 3), (2, 3, 2), (1, 10, 3)])
 async def test_reads_of_one_turn_are_dealt_to_the_threads(
-    tmp_path: Path, threads: int, asked: int, expected: list[int]
+    tmp_path: Path, queries: list[Read], threads: int, asked: int, jobs: int
 ) -> None:
-    jobs: list[int] = []
-    async with pool(tmp_path, threads, CountingLoop(jobs)) as readers:
-        results = await asyncio.gather(*(readers.read_together(lambda *args: args[2:], n) for n in range(asked)))
-    assert results == [(n,) for n in range(asked)]
-    assert jobs[:-1] == expected, "the last job closes the readers"
+    queries += [lambda number=number: [b"%d" % number] for number in range(asked)]
+    counted: list[str] = []
+    async with pool(tmp_path, threads, CountingLoop(counted)) as readers:
+        assert await all_of(readers, queries) == [[b"%d" % number] for number in range(asked)]
+        assert len(counted) == jobs
 
 
-async def test_each_read_of_a_thread_has_its_own_result_or_error(tmp_path: Path) -> None:
-    def refuse(error: Exception) -> Any:
-        def query(*_: Any) -> None:
+async def test_a_slow_read_keeps_none_waiting_that_another_thread_can_do(tmp_path: Path, queries: list[Read]) -> None:
+    go_on = threading.Event()
+    queries += [lambda: [b"slow"] if go_on.wait(30) else []] + [lambda: [b"quick"]] * 11
+    async with pool(tmp_path, 3) as readers:
+        slow, *quick = (asyncio.ensure_future(readers.read_batches(number, 0, 1, 1, True)) for number in range(12))
+        assert await asyncio.gather(*quick) == [[b"quick"]] * 11
+        assert not slow.done()
+        go_on.set()
+        assert await slow == [b"slow"]
+
+
+async def test_large_results_are_answered_before_further_reads(
+    tmp_path: Path, queries: list[Read], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "TOGETHER_BYTES", 3)
+    queries += [lambda: [b"ab"]] * 5
+    counted: list[str] = []
+    async with pool(tmp_path, 1, CountingLoop(counted)) as readers:
+        assert await all_of(readers, queries) == [[b"ab"]] * 5
+        assert len(counted) == 3
+
+
+async def test_each_read_of_a_thread_has_its_own_batches_or_error(
+    tmp_path: Path, queries: list[Read], caplog: pytest.LogCaptureFixture
+) -> None:
+    lost = LostBatchError("lost")
+
+    def refuse(error: Exception) -> Read:
+        def query() -> list[bytes]:
             raise error
 
         return query
 
+    queries += [lambda: [b"first"], refuse(lost), refuse(OSError(5, "no")), refuse(KeyError("mistake"))]
+    queries += [lambda: [b"last"]]
     async with pool(tmp_path, 1) as readers:
-        lost = LostBatchError("lost")
-        answers = await asyncio.gather(
-            readers.read_together(lambda *_: b"first"),
-            readers.read_together(refuse(lost)),
-            readers.read_together(refuse(OSError(5, "Input/output error"))),
-            readers.read_together(lambda *_: b"last"),
-            return_exceptions=True,
-        )
-        assert answers[0] == b"first"
-        assert answers[1] is lost
-        assert lost.code is ErrorCode.CORRUPT_MESSAGE
-        assert isinstance(answers[2], BackendError)
-        assert "reading the database failed: [Errno 5] Input/output error" in str(answers[2])
-        assert answers[3] == b"last"
+        first, second, third, fourth, last = await all_of(readers, queries)
+    assert (first, last) == ([b"first"], [b"last"])
+    assert second is lost
+    assert lost.code is ErrorCode.CORRUPT_MESSAGE
+    for error, text in ((third, "[Errno 5] no"), (fourth, "'mistake'")):
+        assert isinstance(error, BackendError)
+        assert error.message == f"reading the database failed: {text}"
+    assert caplog.text.count("a read has failed by a mistake of this program") == 1
 
 
-async def test_a_mistake_in_a_query_is_logged_and_refuses_those_with_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_end_of_a_thread_refuses_what_it_had_and_what_is_left(tmp_path: Path, queries: list[Read]) -> None:
+    def end() -> list[bytes]:
+        raise SystemExit
+
+    queries += [lambda: [b"first"], end] + [lambda: [b"later"]] * 6
     async with pool(tmp_path, 1) as readers:
-        answers = await asyncio.gather(
-            readers.read_together(lambda *_: b""), readers.read_together(lambda: b""), return_exceptions=True
-        )
-        assert [type(answer) for answer in answers] == [BackendError, BackendError]
-        assert await readers.read_together(lambda *_: b"later") == b"later"
-    assert "reads have failed by a mistake of this program" in caplog.text
+        answers = await all_of(readers, queries)
+    assert [type(answer) for answer in answers] == [BackendError] * 8
 
 
-async def test_a_read_that_nobody_waits_for_is_left_out(tmp_path: Path) -> None:
+async def test_a_read_that_nobody_waits_for_is_left_out(tmp_path: Path, queries: list[Read]) -> None:
+    go_on = threading.Event()
     called: list[str] = []
+
+    def note(name: str) -> Read:
+        def query() -> list[bytes]:
+            called.append(name)
+            return []
+
+        return query
+
+    queries += [lambda: [] if go_on.wait(30) else [b"late"], note("dropped"), note("kept")]
     async with pool(tmp_path, 1) as readers:
-        go_on = threading.Event()
-        held = asyncio.ensure_future(readers.read_together(lambda *_: go_on.wait(30)))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        dropped = asyncio.ensure_future(readers.read_together(lambda *_: called.append("dropped")))
-        kept = asyncio.ensure_future(readers.read_together(lambda *_: called.append("kept")))
-        await asyncio.sleep(0)
+        held, dropped, kept = (asyncio.ensure_future(readers.read_batches(n, 0, 1, 1, True)) for n in range(3))
+        await asyncio.sleep(0)  # they are asked for
+        await asyncio.sleep(0)  # and dealt
         dropped.cancel()
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # it is cancelled
         go_on.set()
-        await asyncio.gather(held, kept)
+        assert await asyncio.gather(held, kept) == [[], []]
     assert called == ["kept"]
     assert dropped.cancelled()
 
 
-async def test_closed_readers_refuse_reads(tmp_path: Path) -> None:
+async def test_closed_readers_refuse_reads(tmp_path: Path, queries: list[Read]) -> None:
+    queries += [list] * 2
     async with pool(tmp_path, 1) as readers:
         pass
-    with pytest.raises(BackendError, match="the storage engine is closed"):
-        await readers.read_together(number_of_thread)
+    answers = await all_of(readers, queries)
+    assert [answer.message for answer in answers] == ["the storage engine is closed"] * 2

@@ -301,9 +301,7 @@ class SqliteLog(LocalLog):
         self.check_offset(offset)
         if offset == self.high_watermark:
             return NOTHING_TO_READ
-        rows = await self._context.readers.read_together(
-            reader.read, self.log_id, offset, self.high_watermark, max_bytes, min_one
-        )
+        rows = await self._context.readers.read_batches(self.log_id, offset, self.high_watermark, max_bytes, min_one)
         self.check_offset(offset)  # retention or DeleteRecords may have moved the log start meanwhile
         return ReadResult(rows, sum(map(len, rows)))
 

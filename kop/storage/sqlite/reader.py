@@ -20,12 +20,13 @@ import operator
 import sqlite3
 import struct
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
-from kop.errors import BackendError, ErrorCode, without_frames
+from kop.errors import BackendError, ErrorCode, KopError, without_frames
 from kop.records.batch import first_at_or_after, max_timestamp_record, read_header
 from kop.storage.base import MOST_UNCOMPRESSED, Buffer
 from kop.storage.sqlite.schema import connect
@@ -41,6 +42,8 @@ _MAX_BATCHES = 4096
 """The most batches of one read."""
 TOGETHER = 4
 """The most reads that one thread does before the first of them is answered."""
+TOGETHER_BYTES = 4 << 20
+"""The bytes of such reads with which they are answered."""
 _TRIES = 3
 """The number of times that rows are read whose files are gone. Twice is enough, unless moving overtakes the reading
 again.
@@ -76,11 +79,10 @@ class BatchInFile(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """A read that was asked for: the future of its result, the query and its arguments."""
+    """A read that was asked for: the future of its result, and the arguments of `read` behind the first two."""
 
-    answer: asyncio.Future[Any]
-    query: Callable[..., Any]
-    args: tuple[object, ...]
+    answer: asyncio.Future[list[Buffer]]
+    args: tuple[int, int, int, int, bool]
 
 
 class Readers:
@@ -105,7 +107,7 @@ class Readers:
         self._count = threads
         self._pool = Threads(threads, f"kop-sqlite-{name}", ended)
         self._asked: list[_Asked] = []
-        """The reads that `read_together` was called for in this turn of the loop."""
+        """The reads that were asked for in this turn of the loop."""
 
     async def run(self, query: Callable[..., T], *args: object) -> T:
         """Run `query(connection, *args)` on a thread. Errors of the database, the disk or memory become
@@ -126,43 +128,76 @@ class Readers:
         """
         return await self.run(query, self._segments, *args)
 
-    async def read_together(self, query: Callable[..., T], *args: object) -> T:
-        """Run a short query as `read` does. Those that are asked for in one turn of the loop are dealt to the threads,
-        up to 4 to each, and those of a thread are answered together: to wake a thread, and then the loop, takes as
-        much CPU as such a query.
+    async def read_batches(
+        self, log_id: int, offset: int, high_watermark: int, max_bytes: int, min_one: bool
+    ) -> list[Buffer]:
+        """Return what `read` returns, on a thread. The reads that are asked for in one turn of the loop are dealt to
+        the threads, and what a thread has read is answered together, up to 4 reads and about 4 MiB: to wake a thread,
+        and then the loop, takes as much CPU as a small read. Errors become BackendError.
         """
-        answer: asyncio.Future[T] = self._loop.create_future()
+        answer: asyncio.Future[list[Buffer]] = self._loop.create_future()
         if not self._asked:
             self._loop.call_soon(self._deal)
-        self._asked.append(_Asked(answer, query, args))
+        self._asked.append(_Asked(answer, (log_id, offset, high_watermark, max_bytes, min_one)))
         return await answer
 
     def _deal(self) -> None:
-        asked, self._asked = self._asked, []
-        each = min(TOGETHER, -(-len(asked) // self._count))
-        for begin in range(0, len(asked), each):
-            some = asked[begin : begin + each]
-            try:
-                job = self._loop.run_in_executor(self._pool, self._call_all, some)
-            except RuntimeError:
-                _answer_all(some, [BackendError("the storage engine is closed") for _ in some])
-            else:
-                job.add_done_callback(partial(_end, some))
+        left, self._asked = deque(self._asked), []
+        for _ in range(min(self._count, len(left))):
+            self._begin(left)
 
-    def _call_all(self, some: Sequence[_Asked]) -> list[object]:
-        """Return the result of each read, or its error without frames. Reads that nobody waits for are left out."""
-        results: list[object] = []
-        for answer, query, args in some:
-            if answer.cancelled():
-                results.append(None)
-                continue
+    def _begin(self, left: deque[_Asked]) -> None:
+        """Let a thread do some of the reads that are left; those that no thread has begun are refused if that fails."""
+        taken: list[_Asked] = []
+        try:
+            job = self._loop.run_in_executor(self._pool, self._read_some, left, taken)
+            job.add_done_callback(partial(self._ended, left, taken))
+        except RuntimeError:
+            _refuse(left, BackendError("the storage engine is closed"))
+        except MemoryError as error:
+            _refuse(left, _reading_failed(error))
+
+    def _read_some(self, left: deque[_Asked], taken: list[_Asked]) -> list[list[Buffer] | KopError]:
+        """Move some of the reads that are left, from which other threads take, too, to `taken`, and do them. Returns
+        the batches of each, or its error without frames. Those that nobody waits for any more are dropped.
+        """
+        results: list[list[Buffer] | KopError] = []
+        size = 0
+        while len(results) < TOGETHER and size < TOGETHER_BYTES:
             try:
-                results.append(self._call(query, (self._segments, *args)))
-            except BackendError as error:
-                results.append(without_frames(error))
-            except (sqlite3.Error, OSError, MemoryError) as error:
-                results.append(_reading_failed(error))
+                asked = left.popleft()
+            except IndexError:
+                break
+            if not asked.answer.cancelled():
+                taken.append(asked)
+                result = self._read_one(asked)
+                results.append(result)
+                size += sum(map(len, result)) if isinstance(result, list) else 0
         return results
+
+    def _read_one(self, asked: _Asked) -> list[Buffer] | KopError:
+        try:
+            return self._call(read, (self._segments, *asked.args))
+        except KopError as error:
+            return without_frames(error)
+        except (sqlite3.Error, OSError, MemoryError) as error:
+            return _reading_failed(error)
+        except Exception as error:
+            _log.exception("a read has failed by a mistake of this program")
+            return _reading_failed(error)
+
+    def _ended(
+        self, left: deque[_Asked], taken: list[_Asked], job: asyncio.Future[list[list[Buffer] | KopError]]
+    ) -> None:
+        error = job.exception()
+        if error is not None:  # the thread has ended, or was not begun
+            _refuse(deque(taken), _reading_failed(error))
+            _refuse(left, _reading_failed(error))
+            return
+        for asked, result in zip(taken, job.result(), strict=True):
+            _answer(asked, result)
+        if left:
+            self._begin(left)
 
     def _call(self, query: Callable[..., T], args: tuple[object, ...]) -> T:
         conn: sqlite3.Connection | None = getattr(self._local, "conn", None)
@@ -182,25 +217,18 @@ def _reading_failed(error: BaseException) -> BackendError:
     return BackendError(f"reading the database failed: {str(error) or repr(error)}")
 
 
-def _end(some: Sequence[_Asked], job: asyncio.Future[list[object]]) -> None:
-    """Answer the reads of a job that has ended: with its results, or all of them with the error that ended it."""
-    error = job.exception()
-    if error is None:
-        _answer_all(some, job.result())
+def _answer(asked: _Asked, result: list[Buffer] | KopError) -> None:
+    if asked.answer.done():  # nobody waits any more
         return
-    if not isinstance(error, BackendError):
-        _log.error("reads have failed by a mistake of this program: %r", error, exc_info=error)
-    _answer_all(some, [_reading_failed(error) for _ in some])
+    if isinstance(result, KopError):
+        asked.answer.set_exception(result)
+    else:
+        asked.answer.set_result(result)
 
 
-def _answer_all(some: Sequence[_Asked], results: Sequence[object]) -> None:
-    for (answer, _, _), result in zip(some, results, strict=True):
-        if answer.done():  # nobody waits any more
-            continue
-        if isinstance(result, BackendError):
-            answer.set_exception(result)
-        else:
-            answer.set_result(result)
+def _refuse(left: deque[_Asked], error: BackendError) -> None:
+    while left:
+        _answer(left.popleft(), BackendError(error.message))
 
 
 def scan(
