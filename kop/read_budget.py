@@ -123,7 +123,7 @@ class ReadBudget:
         """The seconds for which a reader whose first entry has not come counts against the budget."""
         self.held = self._told = 0
         self.expected = 0
-        """The bytes that reads for later Fetches may bring, for which nobody waits."""
+        """The bytes that reads may bring that were begun ahead of a Fetch and have not ended."""
         self.readers = 0
         """The number of shares that belong to readers."""
         self.idle: dict[BudgetShare, None] = {}
@@ -140,7 +140,7 @@ class ReadBudget:
 
     @property
     def crowded(self) -> bool:
-        """True if no more can be held than there is and is expected, unless idle shares are dropped."""
+        """True if what is held, idle shares included, and what is expected fill the budget."""
         return self.held + self.expected >= self._max_bytes
 
     @property

@@ -159,7 +159,7 @@ class Registry:
                 client.hurry(HURRY_SECONDS)
         self._leading.hurry(HURRY_SECONDS)
         if self._thread.is_alive():
-            self._membership.leave()  # whoever leads next does not wait for the Fetch of the tail, then
+            self._membership.leave()  # first, so that the next leader does not wait for the last Fetch of the tail
             self._thread.join(HURRY_SECONDS)
             self._membership.close(max(0.0, end - clock.monotonic()))
             self._thread.join(max(0.0, end - clock.monotonic()))
@@ -255,7 +255,8 @@ class Registry:
                 self._open()
                 while not self._over.is_set():
                     self._step(WAIT_MS if self._knows_leader else JOINING_WAIT_MS)
-                    self._leading.step()
+                    if not self._over.is_set():  # else another worker may lead already
+                        self._leading.step()
             except Exception as error:
                 reason = str(error) or repr(error)
                 if reason != self._failure:

@@ -3,9 +3,10 @@
 Owns: which of them run side by side, their results until a Fetch takes them, and when unused results are dropped.
 Must not know: requests, answers, sessions.
 
-A partition is read on its own: one that is slow keeps no other waiting, and a Fetch may end before it. The read goes
-on; the connection's next Fetch of the same offset finds what it brought, or waits for it. Results count in the
-engine's one budget for reads. While no Fetch of the connection waits, they may have to make room for others.
+A partition is read on its own: one that is slow keeps no other waiting for more than some milliseconds, and a Fetch may
+end before it. The read goes on; the connection's next Fetch of the same offset finds what it brought, or waits for it.
+A read may also begin ahead of its Fetch. Results count in the engine's one budget for reads. While no Fetch of the
+connection waits, they may have to make room for others.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class ColdRead:
         self.asked = now
         """The loop's time of the last Fetch that asked for the read."""
         self.expected = 0
-        """The bytes that the budget expects of it, since no Fetch has asked for it yet; 0 once it has ended."""
+        """The bytes that the budget expects of it, if it was begun ahead of a Fetch; 0 once it has ended."""
         self.result: ReadResult | None = None
         self.error: KopError | None = None
         self.log_start = -1
@@ -99,10 +100,11 @@ class ColdReads:
 
     @property
     def _may_read_ahead(self) -> bool:
-        """True if half of the reads that may run at once could still begin, none waits for its turn, and the budget of
-        all connections has room for a result that nobody waits for.
+        """True if half of the reads that may run at once can still begin, none waits for its turn, and there is room
+        for a result that nobody waits for: less than 16 MiB is kept here, and the budget of all connections has some.
         """
-        return self._running < AT_ONCE // 2 and not self._queue and not self._budget.crowded
+        has_room = self._held < MOST_HELD and not self._budget.crowded
+        return has_room and not self._queue and self._running < AT_ONCE // 2
 
     def on_news(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` each time that a read has brought records or an error, or when none is under way any more;
@@ -125,13 +127,14 @@ class ColdReads:
         self, partition_log: PartitionLog, offset: int, places: bool = False, most: int = MOST_BYTES
     ) -> ColdRead | None:
         """Return the read of a partition from `offset` on, under way or ended; None if there is none, if what it
-        brought was deleted since, or if that is several batches of more than `most` bytes together. With `places` it
-        has to be one that also brings the places where Pulsar keeps the records.
+        brought was deleted since, or if that is too large: several batches of more than `most` bytes, of a read that
+        was allowed more. With `places` it has to be one that also brings the places where Pulsar keeps the records.
         """
         read = self._reads.get(partition_log)
         if read is None or read.offset != offset or read.outdated:
             return None
-        if read.result is not None and read.result.size > most and len(read.result.buffers) > 1:
+        result = read.result
+        if result is not None and result.size > most < read.max_bytes and len(result.buffers) > 1:
             return None
         return read if read.places or not places else None
 
@@ -140,13 +143,13 @@ class ColdReads:
         if self._may_read_ahead:
             read = self.ask(partition_log, offset, max_bytes, places)
             if read.result is None and read.error is None and not read.expected:
-                read.expected = read.max_bytes
+                read.expected = max(0, read.max_bytes)
                 self._budget.expected += read.expected
 
     def ask(self, partition_log: PartitionLog, offset: int, max_bytes: int, places: bool = False) -> ColdRead:
         """Return the read of a partition from `offset` on, under way or ended. If there is none, put one in the queue,
-        which begins as soon as this connection may read more, and end a read of the partition from another offset. Each
-        call keeps the read wanted for at least ten seconds; `max_bytes` is cut to 4 MiB.
+        which begins as soon as this connection may read more, and end another read of the partition. Each call keeps
+        the read wanted for at least ten seconds; `max_bytes` is cut to 4 MiB.
         """
         now = self._loop.time()
         read = self.find(partition_log, offset, places, max_bytes)

@@ -229,8 +229,8 @@ class _Fetch:
     def _note_passed(
         self, response: _Response, wanted: FetchPartition, partition_log: PartitionLog, result: ReadResult
     ) -> None:
-        """Note that memory answers for a partition, so that a read of it is of no use: `result` has records, or the
-        read is of another offset.
+        """Note that memory answers for a partition with `result`, so that a read of it is of no use. Not if `result` is
+        empty and there is a read of the wanted offset: the response may have no room for its records.
         """
         if result.size or self.reads.find(partition_log, wanted.fetch_offset) is None:
             response.passed.append(partition_log)

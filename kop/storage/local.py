@@ -35,6 +35,7 @@ class LocalLog(Partition):
     attached = True
     sole_writer = True
     reads_ahead = False
+    """False: neither memory nor the database reads what nobody has asked for."""
     leads = True
 
     def __init__(self, topic: TopicInfo, index: int, policy: LogPolicy) -> None:

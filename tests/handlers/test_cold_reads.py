@@ -671,6 +671,15 @@ def test_a_fetch_of_less_than_a_result_has_is_not_given_it() -> None:
         assert smaller.result is not None
         assert len(smaller.result.buffers) == 1
         assert reads.ask(log, 0, 1) is smaller, "a first batch is given out whatever its size"
+        more = ColdReads(ReadBudget(1 << 30))
+        again = more.ask(log, 0, size - 1)
+        await turns()
+        assert again.result is not None
+        again.result = first.result
+        assert more.ask(log, 0, size - 1) is again, (
+            "no smaller one can be had: Pulsar's batches without records come on top"
+        )
+        more.close()
         reads.close()
 
     run(main())

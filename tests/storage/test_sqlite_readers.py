@@ -1,4 +1,4 @@
-"""Reads that share a thread: which of them do, and what each of them is answered."""
+"""Reads that share a thread: their number, answers and errors."""
 
 from __future__ import annotations
 
@@ -90,6 +90,39 @@ async def test_a_slow_read_keeps_none_waiting_that_another_thread_can_do(tmp_pat
         assert await slow == [b"slow"]
 
 
+async def test_reads_that_are_done_are_answered_while_the_next_one_takes_its_time(
+    tmp_path: Path, queries: list[Read]
+) -> None:
+    go_on = threading.Event()
+    queries += [lambda: [b"quick"], lambda: [b"slow"] if go_on.wait(30) else []]
+    async with pool(tmp_path, 1) as readers:
+        quick, slow = (asyncio.ensure_future(readers.read_batches(number, 0, 1, 1, True)) for number in range(2))
+        assert await quick == [b"quick"]
+        assert not slow.done()
+        go_on.set()
+        assert await slow == [b"slow"]
+
+
+async def test_reads_that_had_to_wait_for_a_thread_are_answered_so_too(
+    tmp_path: Path, queries: list[Read], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "TOGETHER_SECONDS", 0.001)
+    first, second = threading.Event(), threading.Event()
+    queries += [lambda: [b"first"] if first.wait(30) else [], lambda: [b"quick"]]
+    queries += [lambda: [b"slow"] if second.wait(30) else []]
+    async with pool(tmp_path, 1) as readers:
+        held = asyncio.ensure_future(readers.read_batches(0, 0, 1, 1, True))
+        await asyncio.sleep(0.01)  # until it is given to the thread
+        quick, slow = (asyncio.ensure_future(readers.read_batches(number, 0, 1, 1, True)) for number in (1, 2))
+        await asyncio.sleep(0.01)  # longer than the look at what is done
+        first.set()
+        assert await held == [b"first"]
+        assert await quick == [b"quick"]
+        assert not slow.done()
+        second.set()
+        assert await slow == [b"slow"]
+
+
 async def test_large_results_are_answered_before_further_reads(
     tmp_path: Path, queries: list[Read], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,14 +158,15 @@ async def test_each_read_of_a_thread_has_its_own_batches_or_error(
     assert caplog.text.count("a read has failed by a mistake of this program") == 1
 
 
-async def test_the_end_of_a_thread_refuses_what_it_had_and_what_is_left(tmp_path: Path, queries: list[Read]) -> None:
+async def test_a_job_that_fails_refuses_what_it_had_and_what_is_left(tmp_path: Path, queries: list[Read]) -> None:
     def end() -> list[bytes]:
         raise SystemExit
 
     queries += [lambda: [b"first"], end] + [lambda: [b"later"]] * 6
     async with pool(tmp_path, 1) as readers:
         answers = await all_of(readers, queries)
-    assert [type(answer) for answer in answers] == [BackendError] * 8
+    assert answers[0] == [b"first"]
+    assert [type(answer) for answer in answers[1:]] == [BackendError] * 7
 
 
 async def test_a_read_that_nobody_waits_for_is_left_out(tmp_path: Path, queries: list[Read]) -> None:

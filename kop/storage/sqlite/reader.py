@@ -21,7 +21,7 @@ import sqlite3
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -43,7 +43,9 @@ _MAX_BATCHES = 4096
 TOGETHER = 4
 """The most reads that one thread does before the first of them is answered."""
 TOGETHER_BYTES = 4 << 20
-"""The bytes of such reads with which they are answered."""
+"""The bytes from which on a thread answers the reads that it has done."""
+TOGETHER_SECONDS = 0.01
+"""The seconds after which the reads that a thread has done are answered, so that none waits longer for a slow one."""
 _TRIES = 3
 """The number of times that rows are read whose files are gone. Twice is enough, unless moving overtakes the reading
 again.
@@ -85,6 +87,20 @@ class _Asked(NamedTuple):
     args: tuple[int, int, int, int, bool]
 
 
+class _Done(NamedTuple):
+    """The reads that a thread has taken, and their results in the same order: batches, or an error without frames. The
+    one under way has no result yet. The thread adds to both, the loop reads them.
+    """
+
+    taken: list[_Asked]
+    results: list[list[Buffer] | KopError]
+
+    def answer(self) -> None:
+        """Answer the reads that are done."""
+        for asked, result in zip(self.taken, self.results, strict=False):
+            _answer(asked, result)
+
+
 class Readers:
     """The pool of reading threads, all of which start when it is made. `segments` are the files of the database at
     `path`.
@@ -120,7 +136,7 @@ class Readers:
         try:
             return await job
         except (sqlite3.Error, OSError, MemoryError) as error:
-            raise _reading_failed(error) from error
+            raise BackendError(_told(error)) from error
 
     async def read(self, query: Callable[..., T], *args: object) -> T:
         """Run a query that reads batches on a thread: `query(connection, segments, *args)`. Errors become
@@ -131,9 +147,11 @@ class Readers:
     async def read_batches(
         self, log_id: int, offset: int, high_watermark: int, max_bytes: int, min_one: bool
     ) -> list[Buffer]:
-        """Return what `read` returns, on a thread. The reads that are asked for in one turn of the loop are dealt to
-        the threads, and what a thread has read is answered together, up to 4 reads and about 4 MiB: to wake a thread,
-        and then the loop, takes as much CPU as a small read. Errors become BackendError.
+        """Return what `read` returns, on a thread. Errors become BackendError.
+
+        Reads that are asked for in one turn of the loop are shared by the threads. A thread does up to four of them,
+        or 4 MiB, before they are answered, because waking a thread, and then the loop, takes as much CPU as a small
+        read. What is done after 10 ms is answered then.
         """
         answer: asyncio.Future[list[Buffer]] = self._loop.create_future()
         if not self._asked:
@@ -142,38 +160,54 @@ class Readers:
         return await answer
 
     def _deal(self) -> None:
-        left, self._asked = deque(self._asked), []
+        try:
+            left = deque(self._asked)
+            self._asked.clear()
+        except MemoryError as error:
+            _refuse(self._asked, _told(error))
+            return
         for _ in range(min(self._count, len(left))):
             self._begin(left)
 
     def _begin(self, left: deque[_Asked]) -> None:
         """Let a thread do some of the reads that are left; those that no thread has begun are refused if that fails."""
-        taken: list[_Asked] = []
         try:
-            job = self._loop.run_in_executor(self._pool, self._read_some, left, taken)
-            job.add_done_callback(partial(self._ended, left, taken))
+            done = _Done([], [])
+            ended = partial(self._ended, left, done)
+            job = self._loop.run_in_executor(self._pool, self._read_some, left, done)
+            job.add_done_callback(ended)
+            self._loop.call_later(TOGETHER_SECONDS, self._look, job, done)
         except RuntimeError:
-            _refuse(left, BackendError("the storage engine is closed"))
+            _refuse(left, "the storage engine is closed")
         except MemoryError as error:
-            _refuse(left, _reading_failed(error))
+            _refuse(left, _told(error))
 
-    def _read_some(self, left: deque[_Asked], taken: list[_Asked]) -> list[list[Buffer] | KopError]:
-        """Move some of the reads that are left, from which other threads take, too, to `taken`, and do them. Returns
-        the batches of each, or its error without frames. Those that nobody waits for any more are dropped.
+    def _look(self, job: asyncio.Future[None], done: _Done) -> None:
+        """Answer the reads of a job that are done, each 10 ms until it ends."""
+        done.answer()
+        if not job.done():
+            self._loop.call_later(TOGETHER_SECONDS, self._look, job, done)
+
+    def _read_some(self, left: deque[_Asked], done: _Done) -> None:
+        """Do some of the reads that are left, from which other threads take, too. Those that nobody waits for any more
+        are dropped.
         """
-        results: list[list[Buffer] | KopError] = []
         size = 0
-        while len(results) < TOGETHER and size < TOGETHER_BYTES:
+        while len(done.results) < TOGETHER and size < TOGETHER_BYTES:
             try:
                 asked = left.popleft()
             except IndexError:
                 break
-            if not asked.answer.cancelled():
-                taken.append(asked)
-                result = self._read_one(asked)
-                results.append(result)
-                size += sum(map(len, result)) if isinstance(result, list) else 0
-        return results
+            if asked.answer.cancelled():
+                continue
+            try:
+                done.taken.append(asked)
+            except MemoryError:
+                left.append(asked)  # so that it is refused with the others
+                raise
+            result = self._read_one(asked)
+            done.results.append(result)
+            size += sum(map(len, result)) if isinstance(result, list) else 0
 
     def _read_one(self, asked: _Asked) -> list[Buffer] | KopError:
         try:
@@ -181,22 +215,19 @@ class Readers:
         except KopError as error:
             return without_frames(error)
         except (sqlite3.Error, OSError, MemoryError) as error:
-            return _reading_failed(error)
+            return BackendError(_told(error))
         except Exception as error:
             _log.exception("a read has failed by a mistake of this program")
-            return _reading_failed(error)
+            return BackendError(_told(error))
 
-    def _ended(
-        self, left: deque[_Asked], taken: list[_Asked], job: asyncio.Future[list[list[Buffer] | KopError]]
-    ) -> None:
+    def _ended(self, left: deque[_Asked], done: _Done, job: asyncio.Future[None]) -> None:
+        done.answer()
+        done.results.clear()  # `_look` has them for some more milliseconds
         error = job.exception()
-        if error is not None:  # the thread has ended, or was not begun
-            _refuse(deque(taken), _reading_failed(error))
-            _refuse(left, _reading_failed(error))
-            return
-        for asked, result in zip(taken, job.result(), strict=True):
-            _answer(asked, result)
-        if left:
+        if error is not None:  # memory is short, or a thread of the pool has ended
+            _refuse(done.taken, _told(error))
+            _refuse(left, _told(error))
+        elif left:
             self._begin(left)
 
     def _call(self, query: Callable[..., T], args: tuple[object, ...]) -> T:
@@ -207,14 +238,14 @@ class Readers:
         return query(conn, *args)
 
     async def close(self) -> None:
-        """Wait for the reads under way, and close the connections."""
+        """Wait for the reads that were given to threads, and close the connections. Further ones are refused."""
         await self._loop.run_in_executor(None, self._pool.shutdown)
         for conn in self._connections:
             conn.close()
 
 
-def _reading_failed(error: BaseException) -> BackendError:
-    return BackendError(f"reading the database failed: {str(error) or repr(error)}")
+def _told(error: BaseException) -> str:
+    return f"reading the database failed: {str(error) or repr(error)}"
 
 
 def _answer(asked: _Asked, result: list[Buffer] | KopError) -> None:
@@ -226,9 +257,13 @@ def _answer(asked: _Asked, result: list[Buffer] | KopError) -> None:
         asked.answer.set_result(result)
 
 
-def _refuse(left: deque[_Asked], error: BackendError) -> None:
+def _refuse(left: MutableSequence[_Asked], text: str) -> None:
     while left:
-        _answer(left.popleft(), BackendError(error.message))
+        error = BackendError(text)
+        try:
+            _answer(left.pop(), error)
+        except IndexError:  # a thread was quicker
+            return
 
 
 def scan(
