@@ -50,6 +50,7 @@ from conformance.harness.run import (
 from conformance.harness.targets import OverPulsar, gateways, make_namespaces, pulsar
 from conformance.progress import ProgressLine
 from conformance.servers import HERE, KopOverPulsar, StartFailed
+from conformance.soak.broker_log import failed_commits, failed_recoveries
 from conformance.soak.checker import Anomaly, check, latencies, lost_by_pulsar
 from conformance.soak.faults import AFTERMATH_SECONDS, BROKER_KINDS, KINDS, SPACING, Executor, plan
 from conformance.soak.history import History, Stored, Write, stored_in, writer_of, writes_in
@@ -70,8 +71,6 @@ _JAVA = ("java", "transactions")
 """Families of writers in Java."""
 _ENDED = re.compile(r"^ended (\d+):(\d+) (committed|aborted) (\S+) ([\d ]+)$", re.MULTILINE)
 """A line of TransactionWriters.java: the transaction, its end, its writer and the numbers of its records."""
-_COMMIT_FAILED = re.compile(r"handleEndTxnOnPartition fail.*txnId: \[\((\d+),(\d+)\)\], txnAction: \[COMMIT\]")
-"""A line of Pulsar's broker about a partition on which it could not carry out a commit."""
 _UNANSWERED = re.compile(r"End \[(COMMIT|ABORT)\] TXN \((\d+),(\d+)\) failed")
 """What Pulsar's client says of an end that it asked for in vain."""
 _JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
@@ -99,6 +98,7 @@ class Soak:
         self._user = user
         self.namespace = tenants.namespace_of(user) if user else over.namespace
         self._rest = over.rest
+        self._cluster = over.cluster
         self._gateways = gateways
         self._disturbances = disturbances
         self._table = writers_of(user)
@@ -347,7 +347,7 @@ class Soak:
 
         The client was told of a commit all the same. No gateway has a part in such a transaction.
         """
-        failed = set(_COMMIT_FAILED.findall(broker_log))
+        failed = failed_commits(broker_log)
         return {
             (writer, int(number))
             for most, least, how, writer, numbers in _ENDED.findall(self._transactions_log())
@@ -374,7 +374,10 @@ class Soak:
             failed_commits=self._commits_that_failed(broker_log),
             views={name: rows for name, (rows, _) in views.items()},
             view_partitions={name: known & set(partitions) for name, (_, partitions) in views.items()},
-            disturbances=self._disturbances,
+            disturbances=[
+                *self._disturbances,
+                *failed_recoveries(broker_log, (self.namespace, self._cluster), AFTERMATH_SECONDS),
+            ],
         )
 
 

@@ -23,6 +23,8 @@ that Pulsar refuses.
 What Pulsar's own producers waited for at the same time is not counted as slow: the machine or the broker was busy.
 A record that its writer sent behind one that a fault delayed, to the same partition, counts from that one's end on: a
 Kafka client sends in order.
+A time in which Pulsar could not recover transaction buffers, as its own log says, is one in which something was broken:
+it gives nothing to readers then, and a gateway that opens a topic cannot learn where its log ends.
 A record that Pulsar's own client committed is no anomaly if it is not stored and Pulsar's log says that the commit
 failed on a partition: no gateway has a part in it, and the report names how many there are.
 An answer that Pulsar's own producers never got is no anomaly, as no gateway gives it: the one of pulsar-client 3.13.0
