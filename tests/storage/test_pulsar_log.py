@@ -562,45 +562,54 @@ async def test_requests_do_not_wait_for_ever_for_their_logs_turn_which_it_keeps(
     turns = play.log.services.attaching = Turns(1, slow_seconds=3600)
     taken = turns.turn()
     await taken.__aenter__()
-    play.append()
     with pytest.raises(BackendError) as late:
         await play.log.attach()
     assert late.value.code is ErrorCode.REQUEST_TIMED_OUT
-    await until(lambda: play.outcomes == [ErrorCode.REQUEST_TIMED_OUT])
-    assert play.counts["reads_refused/timeout"] == 2
-    monkeypatch.setattr(log_module, "WAIT_SECONDS", 25.0)
-    play.append(0)
+    assert play.counts["reads_refused/timeout"] == 1
     await taken.__aexit__(None, None, None)
     await until(lambda: play.log.attached)
-    await until(lambda: bool(play.broker.sent))
-    await play.run("SR")
-    assert play.outcomes == [ErrorCode.REQUEST_TIMED_OUT, 3]
     await play.log.close()
 
 
-async def test_batches_wait_shortly_for_a_log_for_which_others_waited_in_vain(
+async def test_batches_are_sent_and_answered_in_order_while_a_log_is_long_about_attaching(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A Produce of many partitions waits for the slowest: Pulsar may recover a transaction buffer for minutes. Who
-    looks up an offset tries a few times only, and waits for as long as the first one.
+    """Pulsar may recover a transaction buffer for minutes. It gives nothing to readers meanwhile, and stores what
+    producers send.
     """
-    monkeypatch.setattr(log_module, "WAIT_SECONDS", 0.02)
-    monkeypatch.setattr(log_module, "LATE_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(log_module, "SEND_SECONDS", 0.02)
     play = Play(41)
     turns = play.log.services.attaching = Turns(1, slow_seconds=3600)
     taken = turns.turn()
     await taken.__aenter__()
-    with pytest.raises(BackendError):
-        await play.log.attach()
-    monkeypatch.setattr(log_module, "WAIT_SECONDS", 3600.0)
-    waiting = asyncio.ensure_future(play.log.attach())
-    play.append()
-    await until(lambda: play.outcomes == [ErrorCode.REQUEST_TIMED_OUT])
-    await asyncio.sleep(0.02)  # nothing can be waited for: it must not end
-    assert not waiting.done()
+    await play.run("aa")
+    assert not play.broker.sent
+    await until(lambda: len(play.broker.sent) == 2)
+    await play.run("SSRRaSR")
+    await until(lambda: None not in play.outcomes)
+    assert play.outcomes == [3, 5, 7]
+    assert [sent.sequence_id for sent in play.broker.sent] == [0, 2, 4]
+    assert not play.log.attached
     await taken.__aexit__(None, None, None)
-    await waiting
-    assert play.log.attached
+    await until(lambda: play.log.attached)
+    assert play.log.high_watermark == 9
+    await play.run("aSRT")
+    assert (play.outcomes[3], play.log.high_watermark) == (9, 11)
+    await play.log.close()
+
+
+async def test_batches_that_were_sent_before_a_log_attached_keep_their_offsets_when_it_fails_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(log_module, "SEND_SECONDS", 0.02)
+    monkeypatch.setattr(log_module, "ATTACH_SECONDS", 0.1)
+    play = Play(41)
+    monkeypatch.setattr(play.broker, "open_reader", lambda *_, **__: asyncio.sleep(3600))  # for ever
+    await play.run("a")
+    await until(lambda: len(play.broker.sent) == 1)
+    await until(lambda: "reads_refused/timeout" in play.counts)
+    await play.run("SR")
+    await until(lambda: play.outcomes == [3])
     await play.log.close()
 
 

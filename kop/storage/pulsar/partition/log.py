@@ -48,9 +48,10 @@ time.
 """
 WAIT_SECONDS: Final = 25.0
 """The seconds that a request waits for a log that attaches: clients give up after 30 s. The log keeps its turn."""
-LATE_WAIT_SECONDS: Final = 1.0
-"""The seconds that further batches wait for a log for which a request waited in vain: a Produce names many partitions,
-and its answer waits for the slowest of them.
+SEND_SECONDS: Final = 4.0
+"""The seconds that batches wait for a log to attach for the first time: with those that their producer may take to open
+they are less than the 30 after which clients give up. A Produce names many partitions, and its answer waits for the
+slowest of them.
 """
 MARK_EVERY: Final = LOOK_EVERY
 """The number of entries at the tail from one that the sparse index takes to the next."""
@@ -125,13 +126,12 @@ class PulsarLog(Partition):
         self._producers = PartitionProducers(path, self.attach)
         self._lease = self._producers.lease
         self._attaching: asyncio.Task[None] | None = None
-        self._late = False
-        """True if a request waited in vain for the log to attach. It says nothing any more once the log is attached."""
-        self._was_attached = False
-        """True if the log was attached before, so that its start is known."""
+        self._sends_unattached = False
+        """True if batches are sent while the log is not attached: it was attached before, or is long about it."""
         self._waiting: deque[Append] = deque()
-        self._give_up: asyncio.TimerHandle | None = None
-        """The timer that fails the appends in `_waiting` if attaching takes too long for them."""
+        """The appends that wait for the log to attach."""
+        self._stop_waiting: asyncio.TimerHandle | None = None
+        """The timer that sends the appends in `_waiting` if attaching takes too long for them."""
         self._in_demand = True
         """True if somebody has asked for the partition since the last call of `close_idle`."""
         self._demanded = self.loop.time()
@@ -186,7 +186,8 @@ class PulsarLog(Partition):
                 async with asyncio.timeout(WAIT_SECONDS):
                     await asyncio.shield(self._begin_attaching())
             except TimeoutError:
-                raise self._waited_in_vain() from None
+                late = PulsarError("Timeout", f"its end is not known after {WAIT_SECONDS:.0f} s, the search goes on")
+                raise self._source.refused(late, f"cannot open {self.title}") from None
 
     def _begin_attaching(self) -> asyncio.Task[None]:
         if self._attaching is None:
@@ -194,28 +195,25 @@ class PulsarLog(Partition):
             self._attaching.add_done_callback(self._attach_ended)
         return self._attaching
 
-    def _waited_in_vain(self) -> KopError:
-        self._late = True
-        error = PulsarError("Timeout", f"its end is not known after {WAIT_SECONDS:.0f} s, the search goes on")
-        return self._source.refused(error, f"cannot open {self.title}")
-
-    def _end_waiting(self, error: KopError) -> None:
+    def _fail_waiting(self, error: KopError) -> None:
         """Fail the appends that wait for the log to attach: none of them was sent."""
         waiting, self._waiting = self._waiting, deque()
         for append in waiting:
             append.refuse(error)
             append.end(self.log_start_offset)
 
-    def _give_up_waiting(self) -> None:
-        self._give_up = None
-        if self._waiting:
-            self._end_waiting(self._waited_in_vain())
+    def _send_waiting(self) -> None:
+        """Send the appends that wait for the log to attach, and let later ones not wait any more."""
+        self._sends_unattached = True
+        waiting, self._waiting = self._waiting, deque()
+        for append in waiting:
+            self._producers.of(append.header).add(append)
 
     def _attach_ended(self, task: asyncio.Task[None]) -> None:
         self._attaching = None
-        if self._give_up is not None:
-            self._give_up.cancel()
-            self._give_up = None
+        if self._stop_waiting is not None:
+            self._stop_waiting.cancel()
+            self._stop_waiting = None
         error: KopError | None = None
         if self.deleted:
             error = self.gone()
@@ -226,10 +224,9 @@ class PulsarLog(Partition):
             failed = task.exception()
             error = failed if isinstance(failed, KopError) else BackendError(f"cannot open {self.title}: {failed!r}")
         if error is not None:
-            self._end_waiting(error)
-        waiting, self._waiting = self._waiting, deque()
-        for append in waiting:
-            self._producers.of(append.header).add(append)
+            self._fail_waiting(error)
+        else:
+            self._send_waiting()
 
     async def _attach(self) -> None:
         try:
@@ -247,7 +244,7 @@ class PulsarLog(Partition):
                     self.gone() if self.deleted else self._source.refused(error, f"cannot open {self.title}")
                 ) from error
             raise
-        self.attached = self._was_attached = True
+        self.attached = True
         if self.high_watermark:
             self.tell_soon()
 
@@ -348,9 +345,9 @@ class PulsarLog(Partition):
         before this returns. The order of calls is kept. `from_zero`: the producer begins each of its epochs at sequence
         0.
 
-        Batches wait while the log attaches for the first time. Later they do not: Pulsar tells their offsets. Refused
-        at once is a batch for which memory lacks room, one to a log that another broker leads, and one of a transaction
-        that this log does not know.
+        Batches wait while the log attaches for the first time, for 4 seconds at most. Later they do not: Pulsar tells
+        their offsets. Refused at once is a batch for which memory lacks room, one to a log that another broker leads,
+        and one of a transaction that this log does not know.
         """
         self._in_demand = True
         budget = self.services.write_budget
@@ -373,13 +370,12 @@ class PulsarLog(Partition):
         append = Append(owned, header, txn, waiter, place, budget, from_zero=from_zero)
         if not self.attached:
             self._begin_attaching()
-        if self._was_attached and not self._waiting:
+        if self._sends_unattached and not self._waiting:
             self._producers.of(header).add(append)
             return
         self._waiting.append(append)
-        if self._give_up is None:
-            seconds = LATE_WAIT_SECONDS if self._late else WAIT_SECONDS
-            self._give_up = self.loop.call_later(seconds, self._give_up_waiting)
+        if self._stop_waiting is None:
+            self._stop_waiting = self.loop.call_later(SEND_SECONDS, self._send_waiting)
 
     def direct_writer(self, header: BatchHeader) -> object | None:
         """Return the object that compiled code gives further batches of this one's producer to, instead of `submit`;
@@ -847,7 +843,7 @@ class PulsarLog(Partition):
     def remove(self) -> None:
         """Close the log of a deleted topic: all waiting requests fail, and later ones are refused."""
         self.deleted, error = True, self.gone()
-        self._end_waiting(error)
+        self._fail_waiting(error)
         self.detach(error)
         super().remove()
 
