@@ -262,9 +262,12 @@ class _Fetch:
         read = self._found(wanted, partition_log) if len(self.reads) else None
         return read is not None and read.result is not None
 
+    def _most(self, wanted: FetchPartition) -> int:
+        """Return the number of bytes that the records of a partition may take in an answer that has no others."""
+        return min(wanted.max_bytes, self.budget)
+
     def _found(self, wanted: FetchPartition, partition_log: PartitionLog) -> ColdRead | None:
-        most = min(wanted.max_bytes, self.budget)
-        return self.reads.find(partition_log, wanted.fetch_offset, self.of_entries, most)
+        return self.reads.find(partition_log, wanted.fetch_offset, self.of_entries, self._most(wanted))
 
     def _from_storage(
         self, response: _Response, wanted: FetchPartition, partition_log: PartitionLog, end: int | None, read: bool
@@ -306,12 +309,11 @@ class _Fetch:
             self.reads.make_room(response.looked_at, int(self.waits))
         for wanted, partition_log, offset in response.next:
             if _is_cold(partition_log, offset):
-                self.reads.ask_ahead(partition_log, offset, min(wanted.max_bytes, self.budget), self.of_entries)
+                self.reads.ask_ahead(partition_log, offset, self._most(wanted), self.of_entries)
 
     def _ask(self, wanted: FetchPartition, partition_log: PartitionLog) -> ColdRead:
         """Return the read of a partition from storage, which begins now if there is none."""
-        most = min(wanted.max_bytes, self.budget)
-        return self.reads.ask(partition_log, wanted.fetch_offset, most, self.of_entries)
+        return self.reads.ask(partition_log, wanted.fetch_offset, self._most(wanted), self.of_entries)
 
     def _log(self, response: _Response, wanted: FetchPartition) -> PartitionLog | None:
         """Return the partition's log; None if it has none, or the client may not read it, after that error was put into
@@ -436,7 +438,7 @@ class _Fetch:
         else:
             next_offset = wanted.fetch_offset  # there was no room, or nothing
         if next_offset < (stable if self.committed else high_watermark):
-            most = min(wanted.max_bytes, self.budget)
+            most = self._most(wanted)
             if size and response.taken and response.taken[-1] is partition_log:
                 if not (self.has_quota or partition_log.reads_ahead):
                     response.next.append((wanted, partition_log, next_offset))

@@ -147,7 +147,7 @@ class Readers:
     async def read_batches(
         self, log_id: int, offset: int, high_watermark: int, max_bytes: int, min_one: bool
     ) -> list[Buffer]:
-        """Return what `read` returns, on a thread. Errors become BackendError.
+        """Return the batches that the function `read` of this module finds, on a thread. Errors become BackendError.
 
         Reads that are asked for in one turn of the loop are shared by the threads. A thread does up to four of them,
         or 4 MiB, before they are answered, because waking a thread, and then the loop, takes as much CPU as a small
