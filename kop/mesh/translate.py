@@ -110,6 +110,7 @@ KUBERNETES: Final = {
     "python.pyLocation",
     "python.log",
     "genericRuntime.functionFileLocation",
+    "genericRuntime.log",
 }
 """Fields that are Kubernetes' and are left out."""
 JVM: Final = {"java", "sourceType", "sinkType", "jarFile"}
@@ -147,6 +148,7 @@ CONNECTORS: Final = {
     "input.sourceSpecs",
     "input.customSerdeSources",
     "input.customSchemaSources",
+    "batchSourceConfig",
 }
 """Fields of Pulsar's connectors that formats of Spark have not."""
 OF_OBJECTS: Final = ("apiVersion", "kind", "metadata", "spec", "status")

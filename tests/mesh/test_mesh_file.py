@@ -350,7 +350,7 @@ spec:
       pod: {labels: {}}
     - name: ex2
       className: f
-      genericRuntime: {language: Python, functionFile: f.py}
+      genericRuntime: {language: Python, functionFile: f.py, log: {level: debug}}
       input: {topics: [c]}
       pulsar: {pulsarConfig: cluster}
   sources:
@@ -359,6 +359,7 @@ spec:
       sourceConfig: {path: p}
       output: {topic: a, sinkSchemaType: JSON}
       java: {jar: x.jar}
+      batchSourceConfig: {discoveryTriggererClassName: x}
   sinks:
     - {name: out, sinkType: spark:parquet, sinkConfig: {path: q}, input: {topics: [c]}}
 ---
@@ -417,10 +418,10 @@ def test_function_meshs_objects_are_the_same_in_our_form() -> None:
     assert mesh.functions[0].spec.secrets == {"password": SecretPlace(env="password")}
     assert mesh.notes == (
         "line 5: Kubernetes' fields are left out: metadata.labels, maxReplicas, pulsar.authSecret, python.pyLocation, "
-        "pod",
+        "pod, genericRuntime.log",
         "line 12: the JVM's fields are left out: sourceType, input.typeClassName",
-        "line 43: Pulsar's connectors' fields are left out: java",
-        "line 52: Pulsar's client's fields are left out: cluster.brokerServiceURL",
+        "line 43: Pulsar's connectors' fields are left out: java, batchSourceConfig",
+        "line 53: Pulsar's client's fields are left out: cluster.brokerServiceURL",
         "line 13: function ex1: replicas: has no effect in a mesh: each component has as many tasks as Spark has cores "
         "for it, and its inputs partitions",
     )
