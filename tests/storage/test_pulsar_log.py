@@ -10,6 +10,7 @@ import sys
 import tracemalloc
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -571,17 +572,23 @@ async def test_requests_do_not_wait_for_ever_for_their_logs_turn_which_it_keeps(
     await play.log.close()
 
 
+async def long_about_attaching(monkeypatch: pytest.MonkeyPatch) -> tuple[Play, AbstractAsyncContextManager[None]]:
+    """Return a play whose log attaches when the second value is left, and sends batches before."""
+    monkeypatch.setattr(log_module, "SEND_SECONDS", 0.02)
+    play = Play(41)
+    turns = play.log.services.attaching = Turns(1, slow_seconds=3600)
+    taken = turns.turn()
+    await taken.__aenter__()
+    return play, taken
+
+
 async def test_batches_are_sent_and_answered_in_order_while_a_log_is_long_about_attaching(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Pulsar may recover a transaction buffer for minutes. It gives nothing to readers meanwhile, and stores what
     producers send.
     """
-    monkeypatch.setattr(log_module, "SEND_SECONDS", 0.02)
-    play = Play(41)
-    turns = play.log.services.attaching = Turns(1, slow_seconds=3600)
-    taken = turns.turn()
-    await taken.__aenter__()
+    play, taken = await long_about_attaching(monkeypatch)
     await play.run("aa")
     assert not play.broker.sent
     await until(lambda: len(play.broker.sent) == 2)
@@ -610,6 +617,67 @@ async def test_batches_that_were_sent_before_a_log_attached_keep_their_offsets_w
     await until(lambda: "reads_refused/timeout" in play.counts)
     await play.run("SR")
     await until(lambda: play.outcomes == [3])
+    await play.log.close()
+
+
+@pytest.mark.parametrize("script", ["aS", "a!S"])
+async def test_an_entry_that_was_stored_while_the_log_was_attached_is_not_sent_again(script: str) -> None:
+    """Also if the tail was lost then: what it does not bring is searched for. Pulsar's deduplication may have forgotten
+    the entry.
+    """
+    play = Play(41)
+    await play.run(script)
+    await play.log.attach()
+    coming = asyncio.create_task(play.broker.producers[-1].come_back())
+    await settle()
+    await play.run("T")
+    assert await coming == []
+    await until(lambda: play.outcomes == [3])
+    await play.log.close()
+
+
+async def test_an_entry_that_was_stored_before_the_log_attached_is_not_sent_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    play, taken = await long_about_attaching(monkeypatch)
+    await play.run("a")
+    await until(lambda: len(play.broker.sent) == 1)
+    await play.run("S")
+    await taken.__aexit__(None, None, None)
+    await play.log.attach()
+    coming = asyncio.create_task(play.broker.producers[-1].come_back())
+    await play.run("T")
+    assert await coming == []
+    await until(lambda: play.outcomes == [3])
+    await play.log.close()
+
+
+async def test_an_entry_that_was_not_stored_before_the_log_attached_is_sent_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    play, taken = await long_about_attaching(monkeypatch)
+    await play.run("a")
+    await until(lambda: len(play.broker.sent) == 1)
+    await taken.__aexit__(None, None, None)
+    await play.log.attach()
+    assert await play.broker.producers[-1].come_back() == [0]
+    await play.log.close()
+
+
+async def test_a_clock_that_runs_ahead_is_noticed_and_the_log_start_not_told_before_the_log_attaches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    play, taken = await long_about_attaching(monkeypatch)
+    hour = 3_600_000
+    ahead = play.engine.rest.now_ms() + hour
+    play.append(timestamp=ahead)
+    await until(lambda: len(play.broker.sent) == 1)
+    await play.run("SR")
+    await until(lambda: play.outcomes == [3])
+    assert play.futures[0].result().log_start_offset == -1
+    await taken.__aexit__(None, None, None)
+    await play.log.attach()
+    assert play.log.clock_ahead >= hour
     await play.log.close()
 
 

@@ -384,6 +384,9 @@ class LogEnd(LogBounds, Protocol):
     def detach(self, error: KopError) -> None:
         """Make the log attach again, because its end as it is known is wrong."""
 
+    def look_at_clock(self, max_timestamp: int) -> None:
+        """Note if a stored record's timestamp, in ms, is ahead of Pulsar's clock."""
+
 
 class Appends:
     """The appends of one log that have no offset yet.
@@ -830,6 +833,8 @@ class Appends:
             if entry.in_transaction and entry.whole and not entry.append.scattered and not log.policy.log_append_time:
                 stamp(entry.append.batch, base)
                 self._open_batches.keep(self, position, entry.append.batch)
+        elif not log.policy.log_append_time:
+            log.look_at_clock(entry.append.header.max_timestamp)  # the tail may never bring it
         entry.append.lies_at(base, entry.first)
         entry.append.time = append_time
         self._done(entry)
@@ -973,6 +978,15 @@ class Appends:
         """
         (stored,) = await self._search([Wanted(producer_name, sequence_id, 1, hidden)])
         return stored.outcome in {Outcome.FOUND, Outcome.OTHERS}
+
+    async def answer_stored(self, entries: Sequence[InFlightEntry]) -> None:
+        """Search for entries that have no receipt among the last ones of the log, and answer those that are stored.
+        PulsarError or KopError if the log's entries cannot be read.
+        """
+        wanted = [Wanted(entry.producer.name, *entry.stored_range, entry.in_transaction) for entry in entries]
+        for entry, stored in zip(entries, await self._search(wanted), strict=True):
+            if stored.outcome in {Outcome.FOUND, Outcome.SCATTERED} and not entry.done:
+                self._end_search(entry, stored)
 
     async def _find_duplicates(self) -> None:
         backoff, told = Backoff(0.1, 1.0), False

@@ -10,6 +10,7 @@ tail checks the offset of each.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -84,6 +85,9 @@ class PulsarLog(Partition):
         self.loop = context.loop
         self.partition_name = partition_name
         self.attached = False
+        self.log_start_offset = -1  # not known before the log attaches
+        self.followed_since = math.inf
+        """The loop's time from which on the tail brings all that is stored; infinite while the log is not attached."""
         self.size_bytes = 0
         self.end_has_offset = True
         """True if the entry at `last_position` has offsets, from which the next entry's offset follows."""
@@ -244,7 +248,7 @@ class PulsarLog(Partition):
                     self.gone() if self.deleted else self._source.refused(error, f"cannot open {self.title}")
                 ) from error
             raise
-        self.attached = True
+        self.attached, self.followed_since = True, self.loop.time()
         if self.high_watermark:
             self.tell_soon()
 
@@ -317,7 +321,7 @@ class PulsarLog(Partition):
         Appends need no tail and go on. They fail if the topic is gone, or if this broker leads the log: a leader has to
         read what it wrote.
         """
-        self.attached = False
+        self.attached, self.followed_since = False, math.inf
         self._producers.end_direct()  # the next batch has to begin attaching
         self._need_tail()
         self._readers.drop_all()
@@ -574,7 +578,7 @@ class PulsarLog(Partition):
                 self._mark(self._last, last)
         self._last, self.high_watermark = Position(ledger, entry), end
         self.tail.converter.next_offset = end
-        self._look_at_clock(latest)
+        self.look_at_clock(latest)
         self.tell_soon()
         self._producers.placed()
 
@@ -584,7 +588,7 @@ class PulsarLog(Partition):
         end, self.high_watermark = self.high_watermark, batch.last + 1
         if batch.error is None and not batch.missing:
             self.size_bytes += len(batch.data)
-            self._look_at_clock(max_timestamp_of(batch.data))
+            self.look_at_clock(max_timestamp_of(batch.data))
             self._cache.push(self.tail.cached, end, batch.last, batch.data, batch.schema)
         elif not batch.missing:
             self.tail.drop()  # what is kept has no holes
@@ -603,7 +607,8 @@ class PulsarLog(Partition):
         if self._mapping.closes_ledger(position):
             self.context.spawn(self._source.close_ledger(position.ledger))
 
-    def _look_at_clock(self, max_timestamp: int) -> None:
+    def look_at_clock(self, max_timestamp: int) -> None:
+        """Note if a stored record's timestamp, in ms, is ahead of Pulsar's clock: look-ups by time begin earlier."""
         ahead = max_timestamp - self.context.admin.now_ms()
         if ahead > self.clock_ahead:
             self._clock_runs_ahead(ahead + 1)
@@ -826,7 +831,7 @@ class PulsarLog(Partition):
         names; `now` is the loop's time.
 
         If nobody asked for the partition for `tail_seconds` of the settings, the log detaches, and the producer for
-        batches without an id is closed, too. A log that lost its tail has producers all the same.
+        batches without an id is closed, too. A log without a tail may have producers all the same.
         """
         if self._waiting or not (self.attached or self._producers or self._producers.in_transactions):
             return  # batches wait for the first attaching, and have no producers yet; or nothing is held, as mostly

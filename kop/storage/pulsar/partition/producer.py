@@ -84,6 +84,9 @@ log = logging.getLogger(__name__)
 class WrittenLog(PartitionView, LogBounds, Protocol):
     """The log that the producers of a partition write to, in the parts that they use."""
 
+    followed_since: float
+    """The loop's time from which on the tail brings all that is stored; infinite while the log is not attached."""
+
 
 @dataclass(slots=True)
 class WritePath:
@@ -274,7 +277,7 @@ class PartitionProducer:
             async with asyncio.timeout(OPEN_SECONDS):
                 producer = await self._opened()
                 if self.idempotent and not self.transactional and self.name in self._path.stored:
-                    await self._look_at_end()
+                    await self._look_at_end(self._path.refresh)
                 for pause in ASK_AGAIN_AFTER:
                     if not self._is_behind(producer):
                         break
@@ -374,21 +377,27 @@ class PartitionProducer:
         await self._services.confirm(self._log, producer)
         if self.exclusive or not producer.pending:
             return
-        await self._look_at_end()
-        for entry in producer.unanswered():
-            if isinstance(entry, InFlightEntry) and entry.done:
+        await self._look_at_end(self._path.refresh)
+        since = self._log.followed_since
+        pending = [entry for entry in producer.unanswered() if isinstance(entry, InFlightEntry)]
+        unseen = [entry for entry in pending if not entry.done and entry.sent < since]
+        if unseen:
+            await self._look_at_end(lambda: self._appends.answer_stored(unseen))
+        for entry in pending:
+            if entry.done:
                 producer.withdraw(entry.sequence_id)
                 self._left(entry)
 
-    async def _look_at_end(self) -> None:
-        """Wait until the tail has brought all that is stored now. If that takes 5 seconds or fails, it is logged, and
+    async def _look_at_end(self, look: Callable[[], Awaitable[None]]) -> None:
+        """Wait for `look`, which answers entries that are stored: once the tail has brought all that is stored now, or,
+        for those that were sent before the tail began, by a search. If that takes 5 seconds or fails, it is logged, and
         Pulsar's deduplication decides alone.
 
         Entries behind an open transaction come later, too: Pulsar gives them to no reader before it ends.
         """
         try:
             async with asyncio.timeout(END_SECONDS):
-                await self._path.refresh()
+                await look()
         except (KopError, PulsarError, TimeoutError) as error:
             log.info(
                 "%s: the end of the log was not read within %.0f s, so that Pulsar's deduplication alone tells what of "
