@@ -50,10 +50,10 @@ from conformance.harness.run import (
 from conformance.harness.targets import OverPulsar, gateways, make_namespaces, pulsar
 from conformance.progress import ProgressLine
 from conformance.servers import HERE, KopOverPulsar, StartFailed
-from conformance.soak.broker_log import failed_commits, failed_recoveries
-from conformance.soak.checker import Anomaly, check, latencies, lost_by_pulsar
+from conformance.soak.broker_log import begun_anew, failed_commits, failed_recoveries
+from conformance.soak.checker import Anomaly, check, done_by_pulsar, latencies
 from conformance.soak.faults import AFTERMATH_SECONDS, BROKER_KINDS, KINDS, SPACING, Executor, plan
-from conformance.soak.history import History, Stored, Write, stored_in, writer_of, writes_in
+from conformance.soak.history import ABORTED, History, Stored, Write, stored_in, writer_of, writes_in
 from conformance.soak.sampler import Sampler
 from conformance.soak.workload import SIZE_LIMIT, TOPICS, Topic, Writer, specification, writers_of
 from kop.pulsar_client import Client, TxnId
@@ -355,6 +355,22 @@ class Soak:
             for number in numbers.split()
         }
 
+    def _aborts_that_were_forgotten(self, broker_log: str, writes: Iterable[Write]) -> set[tuple[str, int]]:
+        """Return the records that Pulsar's own client aborted on partitions whose transaction buffer began anew."""
+        names = {writer.name for writer in self._table if writer.family == "transactions"}
+        anew = begun_anew(broker_log)
+        partitions = {
+            (topic.name, number)
+            for topic in TOPICS
+            for number in topic.numbers
+            if topic.native_name(self.namespace, number) in anew
+        }
+        return {
+            write.record
+            for write in writes
+            if write.error == ABORTED and write.writer in names and (write.topic, write.partition) in partitions
+        }
+
     def history(self, views: dict[str, tuple[list[Stored], list[tuple[str, int]]]], broker_log: str) -> History:
         """All of it. What the entry reader could not read is left out of everything."""
         writes = [write for path in self._paths() for write in writes_in(path)]
@@ -372,6 +388,7 @@ class Soak:
             writes=[write for write in writes if (write.topic, write.partition) in known],
             stored=stored,
             failed_commits=self._commits_that_failed(broker_log),
+            forgotten_aborts=self._aborts_that_were_forgotten(broker_log, writes),
             views={name: rows for name, (rows, _) in views.items()},
             view_partitions={name: known & set(partitions) for name, (_, partitions) in views.items()},
             disturbances=[
@@ -539,7 +556,7 @@ def judge(
     anomalies = [*check(history), *soak.sampler.anomalies]
     details(folder / "anomalies.jsonl", history, anomalies)
     problems = [*soak.problems, *of_all]
-    print_report(history, anomalies, problems, [*soak.notes, *lost_by_pulsar(history)])
+    print_report(history, anomalies, problems, [*soak.notes, *done_by_pulsar(history)])
     print(
         f"{sum(not write.error for write in history.writes)} acknowledgements compared, {len(anomalies)} anomalies; "
         f"seed {options.seed}, {options.seconds:g} s"

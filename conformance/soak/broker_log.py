@@ -7,6 +7,7 @@ Must not know: writers, gateways, what is an anomaly.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection
 from datetime import datetime
 from typing import Final
@@ -23,6 +24,7 @@ RECOVERY_FAILED: Final = "recovery_failed"
 _RECOVERY_FAILED: Final = re.compile(
     r"^(\S+) .*\[persistent://([^/\s]+/[^/\s]+)/\S+\] ?Transaction buffer failed to recover snapshot", re.MULTILINE
 )
+_FIRST_SNAPSHOT: Final = re.compile(r"\[(persistent://\S+)\] Start to take the first snapshot")
 _COMMIT_FAILED: Final = re.compile(r"handleEndTxnOnPartition fail.*txnId: \[\((\d+),(\d+)\)\], txnAction: \[COMMIT\]")
 
 
@@ -46,3 +48,11 @@ def failed_commits(log: str) -> set[tuple[str, str]]:
     Its client was told of a commit all the same.
     """
     return set(_COMMIT_FAILED.findall(log))
+
+
+def begun_anew(log: str) -> set[str]:
+    """Return the partitions, by their full names, whose transaction buffer the broker has begun more than once.
+
+    The broker then no longer knew of transactions that were open: readers get their messages, though they are aborted.
+    """
+    return {name for name, times in Counter(_FIRST_SNAPSHOT.findall(log)).items() if times > 1}

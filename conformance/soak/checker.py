@@ -26,7 +26,9 @@ Kafka client sends in order.
 A time in which Pulsar could not recover transaction buffers, as its own log says, is one in which something was broken:
 it gives nothing to readers then, and a gateway that opens a topic cannot learn where its log ends.
 A record that Pulsar's own client committed is no anomaly if it is not stored and Pulsar's log says that the commit
-failed on a partition: no gateway has a part in it, and the report names how many there are.
+failed on a partition: no gateway has a part in it, and the report names how many there are. So it is with one that
+Pulsar's own client aborted, and that is stored all the same, where Pulsar's log says that the partition's transaction
+buffer began anew.
 An answer that Pulsar's own producers never got is no anomaly, as no gateway gives it: the one of pulsar-client 3.13.0
 lost a partition at an unload ("Got invalid producer Id in SendReceipt"), and what it sent there had no answer.
 """
@@ -83,18 +85,30 @@ def check(history: History) -> list[Anomaly]:
     ]
 
 
-def lost_by_pulsar(history: History) -> list[str]:
-    """Return a line for each writer of which Pulsar lost records in commits that failed on a partition."""
+def done_by_pulsar(history: History) -> list[str]:
+    """Return a line for each writer of which Pulsar lost records in commits that failed on a partition, and for each
+    whose aborted records it gives to readers.
+    """
     stored = {row.record for row in history.stored}
     lost = Counter(
         writer_of(write.writer)
         for write in history.writes
         if write.outcome == "acknowledged" and write.record in history.failed_commits and write.record not in stored
     )
-    return [
-        f"Pulsar lost {count} records of its own client {writer}: commits failed on a partition (docs/quirks.md)"
-        for writer, count in sorted(lost.items())
-    ]
+    given = Counter(
+        writer_of(write.writer)
+        for write in history.writes
+        if write.outcome == "refused" and write.record in history.forgotten_aborts and write.record in stored
+    )
+    texts = (
+        (lost, "Pulsar lost {} records of its own client {}: commits failed on a partition (docs/quirks.md)"),
+        (
+            given,
+            "Pulsar gives {} records that its own client {} aborted to readers: a transaction buffer began anew "
+            "(docs/quirks.md)",
+        ),
+    )
+    return [text.format(count, writer) for counts, text in texts for writer, count in sorted(counts.items())]
 
 
 def latencies(history: History) -> dict[str, list[float]]:
@@ -141,7 +155,12 @@ def _records(history: History) -> Iterator[Anomaly]:
                 yield _anomaly("elsewhere", write, stored_copies)
             if write.offset < 0 and writer_of(write.writer) in history.tells_offsets:
                 yield _anomaly("untold", write, stored_copies)
-        elif write.outcome == "refused" and stored_copies and not _refused_at_a_retry(history, write):
+        elif (
+            write.outcome == "refused"
+            and stored_copies
+            and write.record not in history.forgotten_aborts
+            and not _refused_at_a_retry(history, write)
+        ):
             yield _anomaly("refused_stored", write, stored_copies, write.error)
         if (
             len(stored_copies) > 1

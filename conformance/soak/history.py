@@ -23,6 +23,8 @@ UNREADABLE = "(unreadable)"
 """The writer of a stored entry that holds no record of the soak."""
 UNANSWERED = "Unanswered"
 """The error of a record that had no answer when its writer stopped."""
+ABORTED = "Aborted"
+"""The error of a record whose transaction its writer aborted."""
 
 _REFUSED = re.compile(
     r"too_?(large|big)|invalid_?(record|required|timestamp|topic)|corrupt|authoriz|policy|^aborted$", re.IGNORECASE
@@ -97,6 +99,9 @@ class History:
     failed_commits: set[tuple[str, int]] = field(default_factory=set)
     """Records of transactions of Pulsar's own client that were committed, as it was told, though Pulsar's broker says
     that it could not commit them on a partition. No gateway has a part in these transactions."""
+    forgotten_aborts: set[tuple[str, int]] = field(default_factory=set)
+    """Records of transactions of Pulsar's own client that were aborted, on partitions whose transaction buffer Pulsar's
+    broker began anew. No gateway has a part in these transactions."""
     views: dict[str, list[Stored]] = field(default_factory=dict)
     """The same as other readers saw it, by the reader's name; a partition that one did not read is not compared."""
     view_partitions: dict[str, set[Partition]] = field(default_factory=dict)

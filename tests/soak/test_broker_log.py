@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from conformance.soak.broker_log import RECOVERY_SECONDS, failed_commits, failed_recoveries
+from conformance.soak.broker_log import RECOVERY_SECONDS, begun_anew, failed_commits, failed_recoveries
 
 NAMESPACE = "public/soak-1"
 CLOSING = (
@@ -36,3 +36,14 @@ def test_a_recovery_in_a_namespace_of_others_is_none_of_this_run() -> None:
 def test_commits_that_failed_on_a_partition_are_named() -> None:
     line = "... handleEndTxnOnPartition fail! topic: [t], txnId: [(3,17)], txnAction: [{}]\n"
     assert failed_commits(line.format("COMMIT") + line.format("ABORT").replace("17", "18")) == {("3", "17")}
+
+
+def test_a_transaction_buffer_that_took_its_first_snapshot_twice_began_anew() -> None:
+    line = (
+        "2026-11-29T02:18:24,973+0000 [pulsar-io-34-4] INFO  "
+        "org.apache.pulsar.broker.transaction.buffer.impl.TopicTransactionBuffer - "
+        "[persistent://public/soak-1/{}-partition-0] Start to take the first snapshot\n"
+    )
+    assert begun_anew(line.format("a") + line.format("b") + line.format("a")) == {
+        "persistent://public/soak-1/a-partition-0"
+    }

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from conformance.harness.faults import Disturbance
-from conformance.soak.checker import Anomaly, check, latencies, lost_by_pulsar
+from conformance.soak.checker import Anomaly, check, done_by_pulsar, latencies
 from conformance.soak.faults import KINDS, ROUND_QUIET_SECONDS, SPACING, plan
 from conformance.soak.history import (
+    ABORTED,
     UNANSWERED,
     UNREADABLE,
     History,
@@ -382,8 +383,20 @@ def test_a_commit_that_pulsar_could_not_carry_out_is_no_anomaly_of_a_gateway() -
     lost = write(5, -1, writer="native")
     history.writes.append(lost)
     assert [anomaly.kind for anomaly in check(history)] == ["lost"]
-    assert lost_by_pulsar(history) == []
+    assert done_by_pulsar(history) == []
     history.failed_commits = {lost.record, ("native", 4)}
     assert check(history) == []
-    (line,) = lost_by_pulsar(history)
+    (line,) = done_by_pulsar(history)
     assert line.startswith("Pulsar lost 1 records of its own client native")
+
+
+def test_an_abort_that_pulsar_forgot_is_no_anomaly_of_a_gateway() -> None:
+    history = clean()
+    aborted = history.writes[-1]._replace(error=ABORTED)
+    history.writes[-1] = aborted
+    assert [anomaly.kind for anomaly in check(history)] == ["refused_stored"]
+    assert done_by_pulsar(history) == []
+    history.forgotten_aborts = {aborted.record}
+    assert check(history) == []
+    (line,) = done_by_pulsar(history)
+    assert line.startswith("Pulsar gives 1 records that its own client native aborted to readers")
