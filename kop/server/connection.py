@@ -465,7 +465,8 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _start(self, frame: memoryview, own: bool) -> None:
         requests = self._server.requests
         answer = requests.start(frame, self.info, owned=own)
-        if (meter := self.info.meter) is not None:
+        meter = self.info.meter
+        if meter is not None:
             meter.is_started()
             self._meters[answer], self.info.meter = meter, None
         responses = self._responses
@@ -481,7 +482,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._hold |= _WAITING
             api = requests.api(frame)
             self._polling = api is not None and api.long_poll
-        elif answer.alone:
+        elif answer.alone or meter is not None:  # a quota counts a request when it is answered
             self._hold |= _WAITING
         elif self._pending_bytes > self._memory.of_one or self._memory.short:
             self._hold |= _PENDING

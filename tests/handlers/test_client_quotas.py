@@ -209,6 +209,38 @@ def test_what_a_client_without_acks_sends_while_it_is_held_is_stored_after_its_e
 
 
 @pytest.mark.parametrize("acks", [-1, 0])
+def test_batches_that_a_client_sends_without_waiting_for_answers_are_taken_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, acks: int
+) -> None:
+    """Else all that is under way when the first answer goes out would pass the quota."""
+    store = FaultyStore()
+    monkeypatch.setattr("kop.storage.memory.engine.open_engine", store.open)
+
+    async def main() -> None:
+        async with opened(tmp_path) as (serving, client):
+            assert await altered(client, ({"user": "ANONYMOUS"}, {"producer_byte_rate": 1000.0})) == [OK]
+            log = store.log("t")
+            log.hold()
+            hasty = await RawClient.open(*serving.listeners[0])
+            for _ in range(5):
+                hasty.send(0, 12, **produce_fields("t", batch([bytes(20_000)]), version=12, acks=acks))
+            await hasty.writer.drain()
+            await until(lambda: log.appends == 1)
+            await seconds_of(client)
+            assert log.appends == 1
+            log.release()
+            await until(lambda: log_of(serving).high_watermark == 1)
+            await seconds_of(client)
+            assert log.appends == 1, "its client is held for ten seconds"
+            assert await altered(client, ({"user": "ANONYMOUS"}, {"producer_byte_rate": None})) == [OK]
+            serving.server.sweep()
+            await until(lambda: log_of(serving).high_watermark == 5)
+            await hasty.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("acks", [-1, 0])
 def test_what_a_client_sends_that_does_not_wait_for_the_answer_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, acks: int
 ) -> None:
