@@ -10,7 +10,6 @@ import sys
 import tracemalloc
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -572,14 +571,20 @@ async def test_requests_do_not_wait_for_ever_for_their_logs_turn_which_it_keeps(
     await play.log.close()
 
 
-async def long_about_attaching(monkeypatch: pytest.MonkeyPatch) -> tuple[Play, AbstractAsyncContextManager[None]]:
-    """Return a play whose log attaches when the second value is left, and sends batches before."""
+def long_about_attaching(monkeypatch: pytest.MonkeyPatch) -> tuple[Play, asyncio.Event]:
+    """Return a play whose log attaches when the event is set, since Pulsar gives it no reader before. It sends batches
+    meanwhile.
+    """
     monkeypatch.setattr(log_module, "SEND_SECONDS", 0.02)
-    play = Play(41)
-    turns = play.log.services.attaching = Turns(1, slow_seconds=3600)
-    taken = turns.turn()
-    await taken.__aenter__()
-    return play, taken
+    play, readers_come = Play(41), asyncio.Event()
+    open_reader = play.broker.open_reader
+
+    async def late(*args: Any, **how: Any) -> FakeReader:
+        await readers_come.wait()
+        return await open_reader(*args, **how)
+
+    monkeypatch.setattr(play.broker, "open_reader", late)
+    return play, readers_come
 
 
 async def test_batches_are_sent_and_answered_in_order_while_a_log_is_long_about_attaching(
@@ -588,7 +593,7 @@ async def test_batches_are_sent_and_answered_in_order_while_a_log_is_long_about_
     """Pulsar may recover a transaction buffer for minutes. It gives nothing to readers meanwhile, and stores what
     producers send.
     """
-    play, taken = await long_about_attaching(monkeypatch)
+    play, readers_come = long_about_attaching(monkeypatch)
     await play.run("aa")
     assert not play.broker.sent
     await until(lambda: len(play.broker.sent) == 2)
@@ -597,12 +602,36 @@ async def test_batches_are_sent_and_answered_in_order_while_a_log_is_long_about_
     assert play.outcomes == [3, 5, 7]
     assert [sent.sequence_id for sent in play.broker.sent] == [0, 2, 4]
     assert not play.log.attached
-    await taken.__aexit__(None, None, None)
+    readers_come.set()
     await until(lambda: play.log.attached)
     assert play.log.high_watermark == 9
     await play.run("aSRT")
     assert (play.outcomes[3], play.log.high_watermark) == (9, 11)
     await play.log.close()
+
+
+async def test_batches_wait_longer_for_a_log_whose_turn_to_attach_has_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else those of a thousand partitions would be sent while they attach, and each be asked for."""
+    monkeypatch.setattr(log_module, "SEND_SECONDS", 0.01)
+    play = Play(41)
+    turns = play.log.services.attaching = Turns(1, slow_seconds=3600)
+    taken = turns.turn()
+    await taken.__aenter__()
+    await play.run("a")
+    await asyncio.sleep(0.05)  # nothing can be waited for: it must not be sent
+    assert not play.broker.sent
+    monkeypatch.setattr(log_module, "WAIT_SECONDS", 0.02)
+    other = Play(41)
+    other.log.services.attaching = turns
+    await other.run("a")
+    await until(lambda: len(other.broker.sent) == 1)
+    assert not play.broker.sent
+    await taken.__aexit__(None, None, None)
+    await until(lambda: len(play.broker.sent) == 1)
+    for each in (play, other):
+        await each.run("SR")
+        assert each.outcomes == [3]
+        await each.log.close()
 
 
 async def test_batches_that_were_sent_before_a_log_attached_keep_their_offsets_when_it_fails_to(
@@ -639,11 +668,11 @@ async def test_an_entry_that_was_stored_while_the_log_was_attached_is_not_sent_a
 async def test_an_entry_that_was_stored_before_the_log_attached_is_not_sent_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    play, taken = await long_about_attaching(monkeypatch)
+    play, readers_come = long_about_attaching(monkeypatch)
     await play.run("a")
     await until(lambda: len(play.broker.sent) == 1)
     await play.run("S")
-    await taken.__aexit__(None, None, None)
+    readers_come.set()
     await play.log.attach()
     coming = asyncio.create_task(play.broker.producers[-1].come_back())
     await play.run("T")
@@ -655,10 +684,10 @@ async def test_an_entry_that_was_stored_before_the_log_attached_is_not_sent_agai
 async def test_an_entry_that_was_not_stored_before_the_log_attached_is_sent_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    play, taken = await long_about_attaching(monkeypatch)
+    play, readers_come = long_about_attaching(monkeypatch)
     await play.run("a")
     await until(lambda: len(play.broker.sent) == 1)
-    await taken.__aexit__(None, None, None)
+    readers_come.set()
     await play.log.attach()
     assert await play.broker.producers[-1].come_back() == [0]
     await play.log.close()
@@ -667,7 +696,7 @@ async def test_an_entry_that_was_not_stored_before_the_log_attached_is_sent_agai
 async def test_a_clock_that_runs_ahead_is_noticed_and_the_log_start_not_told_before_the_log_attaches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    play, taken = await long_about_attaching(monkeypatch)
+    play, readers_come = long_about_attaching(monkeypatch)
     hour = 3_600_000
     ahead = play.engine.rest.now_ms() + hour
     play.append(timestamp=ahead)
@@ -675,7 +704,7 @@ async def test_a_clock_that_runs_ahead_is_noticed_and_the_log_start_not_told_bef
     await play.run("SR")
     await until(lambda: play.outcomes == [3])
     assert play.futures[0].result().log_start_offset == -1
-    await taken.__aexit__(None, None, None)
+    readers_come.set()
     await play.log.attach()
     assert play.log.clock_ahead >= hour
     await play.log.close()

@@ -384,6 +384,10 @@ class LogEnd(LogBounds, Protocol):
     def detach(self, error: KopError) -> None:
         """Make the log attach again, because its end as it is known is wrong."""
 
+    @property
+    def known_start(self) -> int:
+        """The log start; -1 if it is not known yet."""
+
     def look_at_clock(self, max_timestamp: int) -> None:
         """Note if a stored record's timestamp, in ms, is ahead of Pulsar's clock."""
 
@@ -604,7 +608,7 @@ class Appends:
         append = entry.append
         append.left -= 1
         if append.left <= 0:
-            append.end(self._log.log_start_offset)
+            append.end(self._log.known_start)
 
     def _give_up(self, entry: InFlightEntry, text: str) -> None:
         """Fail an entry whose offset was not found in time with REQUEST_TIMED_OUT and the reason `text`, and count

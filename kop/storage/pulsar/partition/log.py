@@ -50,9 +50,9 @@ time.
 WAIT_SECONDS: Final = 25.0
 """The seconds that a request waits for a log that attaches: clients give up after 30 s. The log keeps its turn."""
 SEND_SECONDS: Final = 4.0
-"""The seconds that batches wait for a log to attach for the first time: with those that their producer may take to open
-they are less than the 30 after which clients give up. A Produce names many partitions, and its answer waits for the
-slowest of them.
+"""The seconds that batches wait for a log to attach for the first time, if it has its turn: with those that their
+producer may take to open they are less than the 30 after which clients give up. A Produce names many partitions, and
+its answer waits for the slowest of them.
 """
 MARK_EVERY: Final = LOOK_EVERY
 """The number of entries at the tail from one that the sparse index takes to the next."""
@@ -85,7 +85,6 @@ class PulsarLog(Partition):
         self.loop = context.loop
         self.partition_name = partition_name
         self.attached = False
-        self.log_start_offset = -1  # not known before the log attaches
         self.followed_since = math.inf
         """The loop's time from which on the tail brings all that is stored; infinite while the log is not attached."""
         self.size_bytes = 0
@@ -132,6 +131,8 @@ class PulsarLog(Partition):
         self._attaching: asyncio.Task[None] | None = None
         self._sends_unattached = False
         """True if batches are sent while the log is not attached: it was attached before, or is long about it."""
+        self._has_turn = False
+        """True if attaching has had its turn: if it is long then, Pulsar is."""
         self._waiting: deque[Append] = deque()
         """The appends that wait for the log to attach."""
         self._stop_waiting: asyncio.TimerHandle | None = None
@@ -155,6 +156,11 @@ class PulsarLog(Partition):
     def last_position(self) -> Position:
         """The position of the entry before the high watermark."""
         return self._last
+
+    @property
+    def known_start(self) -> int:
+        """The log start; -1 until the log has attached for the first time."""
+        return self.log_start_offset if self._start_known_at else -1
 
     @property
     def may_shrink(self) -> bool:
@@ -195,6 +201,7 @@ class PulsarLog(Partition):
 
     def _begin_attaching(self) -> asyncio.Task[None]:
         if self._attaching is None:
+            self._has_turn = False
             self._attaching = self.loop.create_task(self._attach())
             self._attaching.add_done_callback(self._attach_ended)
         return self._attaching
@@ -204,7 +211,7 @@ class PulsarLog(Partition):
         waiting, self._waiting = self._waiting, deque()
         for append in waiting:
             append.refuse(error)
-            append.end(self.log_start_offset)
+            append.end(self.known_start)
 
     def _send_waiting(self) -> None:
         """Send the appends that wait for the log to attach, and let later ones not wait any more."""
@@ -212,6 +219,15 @@ class PulsarLog(Partition):
         waiting, self._waiting = self._waiting, deque()
         for append in waiting:
             self._producers.of(append.header).add(append)
+
+    def _have_waited(self, most: float) -> None:
+        """Send the appends that wait for the log to attach, unless its turn has not come, at the loop's time `most` at
+        the latest.
+        """
+        if self._has_turn or self.loop.time() >= most:
+            self._send_waiting()
+        else:
+            self._stop_waiting = self.loop.call_later(SEND_SECONDS, self._have_waited, most)
 
     def _attach_ended(self, task: asyncio.Task[None]) -> None:
         self._attaching = None
@@ -237,6 +253,7 @@ class PulsarLog(Partition):
             async with AsyncExitStack() as held:
                 if not self.topic.internal:  # coordinators do not wait behind others
                     await held.enter_async_context(self.services.attaching.turn())
+                self._has_turn = True
                 async with asyncio.timeout(ATTACH_SECONDS):
                     await self._find_and_follow()
         except BaseException as error:
@@ -349,9 +366,9 @@ class PulsarLog(Partition):
         before this returns. The order of calls is kept. `from_zero`: the producer begins each of its epochs at sequence
         0.
 
-        Batches wait while the log attaches for the first time, for 4 seconds at most. Later they do not: Pulsar tells
-        their offsets. Refused at once is a batch for which memory lacks room, one to a log that another broker leads,
-        and one of a transaction that this log does not know.
+        Batches wait while the log attaches for the first time, for 4 seconds if it has its turn, for 29 at most. Later
+        they do not: Pulsar tells their offsets. Refused at once is a batch for which memory lacks room, one to a log
+        that another broker leads, and one of a transaction that this log does not know.
         """
         self._in_demand = True
         budget = self.services.write_budget
@@ -379,7 +396,8 @@ class PulsarLog(Partition):
             return
         self._waiting.append(append)
         if self._stop_waiting is None:
-            self._stop_waiting = self.loop.call_later(SEND_SECONDS, self._send_waiting)
+            most = self.loop.time() + WAIT_SECONDS
+            self._stop_waiting = self.loop.call_later(SEND_SECONDS, self._have_waited, most)
 
     def direct_writer(self, header: BatchHeader) -> object | None:
         """Return the object that compiled code gives further batches of this one's producer to, instead of `submit`;

@@ -87,6 +87,10 @@ class WrittenLog(PartitionView, LogBounds, Protocol):
     followed_since: float
     """The loop's time from which on the tail brings all that is stored; infinite while the log is not attached."""
 
+    @property
+    def known_start(self) -> int:
+        """The log start; -1 if it is not known yet."""
+
 
 @dataclass(slots=True)
 class WritePath:
@@ -269,7 +273,7 @@ class PartitionProducer:
         while self._queue:
             append = self._queue.popleft()
             append.refuse(error)
-            append.end(self._log.log_start_offset)
+            append.end(self._log.known_start)
 
     async def _open(self) -> None:
         refused: KopError
@@ -380,7 +384,7 @@ class PartitionProducer:
         await self._look_at_end(self._path.refresh)
         since = self._log.followed_since
         pending = [entry for entry in producer.unanswered() if isinstance(entry, InFlightEntry)]
-        unseen = [entry for entry in pending if not entry.done and entry.sent < since]
+        unseen = [entry for entry in pending if not entry.done and entry.sent <= since]
         if unseen:
             await self._look_at_end(lambda: self._appends.answer_stored(unseen))
         for entry in pending:
@@ -482,7 +486,7 @@ class PartitionProducer:
             log.exception("cannot write to %s", self._log.title)
             refused = BackendError(f"cannot write to {self._log.title}: {error!r}")
             append.refuse(refused)
-            append.end(self._log.log_start_offset)
+            append.end(self._log.known_start)
             self._end(refused)
 
     def _send_checked(self, append: Append) -> None:
@@ -491,7 +495,7 @@ class PartitionProducer:
             # The client sends it again, and its coordinator is asked.
             text = f"{self._log.title}: a batch of producer {header.producer_id} waited until its transaction ended"
             append.refuse(BackendError(text, ErrorCode.NOT_LEADER_OR_FOLLOWER))
-            append.end(self._log.log_start_offset)
+            append.end(self._log.known_start)
             return
         if self.sequences is not None:
             verdict = self.sequences.check(header, from_zero=append.from_zero)
@@ -501,7 +505,7 @@ class PartitionProducer:
                     append.end_as(original)
                 elif original.placed:
                     append.base, append.time = original.base, original.time
-                    append.end(self._log.log_start_offset)
+                    append.end(self._log.known_start)
                 else:
                     self._appends.find_again(append, self, verdict.original.sequence_id)
                 return
@@ -513,12 +517,12 @@ class PartitionProducer:
                     text = f"{self._log.title}: no connection to Pulsar to ask what {self.name} has stored"
                     unsure = BackendError(f"{text}: {verdict.error.message}")
                     append.refuse(unsure)
-                    append.end(self._log.log_start_offset)
+                    append.end(self._log.known_start)
                     self._end(unsure)
                     return
                 log.info("%s: a batch of producer %s is refused: %s", self._log.title, self.name, verdict.error)
                 append.refuse(verdict.error)
-                append.end(self._log.log_start_offset)
+                append.end(self._log.known_start)
                 return
             assert verdict.sequence_id is not None
             first, known = verdict.sequence_id, verdict.known
@@ -546,7 +550,7 @@ class PartitionProducer:
                 self._check_sizes(frames)
         except KopError as error:
             append.refuse(error)
-            append.end(self._log.log_start_offset)
+            append.end(self._log.known_start)
             return
         header = append.header
         if self.sequences is None:
@@ -570,7 +574,7 @@ class PartitionProducer:
                 append.refuse(
                     append.error or self._refused or BackendError(f"the producer of {self._log.title} has ended")
                 )
-                append.end(self._log.log_start_offset)
+                append.end(self._log.known_start)
                 return
 
     # --- batches that compiled code takes
