@@ -130,12 +130,16 @@ def is_too_large(metadata: str, limit: int) -> bool:
 
 def offset_fetch(gw: Gateway, ctx: Context, request: Any) -> Response:
     """Answer OffsetFetch with the committed offsets, from memory: only durable ones are there, and the pipeline has
-    made sure that no other broker has written newer ones. Offset -1 stands for a partition without one.
+    made sure that no other broker has written newer ones. Offset -1 stands for a partition without one. A group that is
+    named more than once is answered once.
     """
     stable = ctx.version >= 7 and request.require_stable
     if ctx.version >= 8:
-        rows = []
+        rows: list[dict[str, Any]] = []
+        asked: dict[str, Any] = {}
         for group in request.groups:
+            asked.setdefault(group.group_id, group)  # else a small request could ask for more than memory holds
+        for group in asked.values():
             error = _refusal(gw, ctx, group.group_id)
             topics = [] if error else _fetched(gw, ctx, group.group_id, group.topics, error, stable)
             rows.append(dict(group_id=group.group_id, error_code=error, topics=topics))

@@ -15,6 +15,7 @@ import logging
 from typing import Any, Final
 
 from kop import clock
+from kop.background import log_lines
 from kop.errors import ErrorCode, LoginRefusedError
 from kop.handlers.api import NONE, Api, ConnectionInfo, Context, Later
 from kop.handlers.gateway import Gateway
@@ -23,6 +24,8 @@ from kop.security.sasl.exchange import AuthenticationError
 from kop.wire.rows import Response
 
 SASL_AUTHENTICATE: Final = 36
+_SHOWN: Final = 64
+"""The characters of a client id that a log line shows."""
 _NO_SASL: Final = "This listener does not use SASL: connect with security.protocol=PLAINTEXT or SSL"
 _LOGGED_IN: Final = "The client has logged in already, and logins do not end here"
 
@@ -36,10 +39,9 @@ def sasl_handshake(gw: Gateway, ctx: Context, request: Any) -> Response | Later:
     conn = ctx.conn
     login = conn.login or conn.session
     if login is None or not login.may_begin(ctx.now_ms):
-        if not conn.needed_login:
-            log.info(
-                "client %s at %s asked for SASL, which is not served: %s", ctx.client_id, conn.client_host, _NO_SASL
-            )
+        if not conn.needed_login and log_lines.say((_NO_SASL, conn.client_host), clock.monotonic()) is not None:
+            name = None if ctx.client_id is None else ctx.client_id[:_SHOWN]
+            log.info("client %r at %s asked for SASL, which is not served: %s", name, conn.client_host, _NO_SASL)
         return ctx.response(error_code=ErrorCode.ILLEGAL_SASL_STATE, mechanisms=[])
     conn.login = login
     code = login.handshake(request.mechanism, ctx.version, conn.client_host)

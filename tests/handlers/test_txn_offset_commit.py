@@ -142,6 +142,13 @@ class World:
             for partition in topic.partitions
         ]
 
+    async def fetch_again_and_again(self, times: int) -> list[str]:
+        """The groups of the answer to a request that names two groups, the second one so many times."""
+        group = REQUESTS[9].OffsetFetchRequestGroup
+        asked = [group(version=8, group_id=name, topics=None) for name in ("g", *["h"] * times, "g")]
+        answer = await self.ask(offset_fetch, 9, 8, groups=asked, require_stable=False)
+        return [row.group_id for row in answer.groups]
+
     async def member(self) -> str:
         """Join as the only member, of generation 1."""
         request = JoinRequest("", "i", "c", "/", "consumer", (("range", b""),), 10_000, 10_000, False)
@@ -338,3 +345,9 @@ async def test_a_first_offset_of_an_open_transaction_is_unstable() -> None:
         await world.commit(5, 1)
         assert await world.fetch(9, 0, 1) == [(0, -1, E.NONE), (1, -1, E.UNSTABLE_OFFSET_COMMIT)]
         assert await world.fetch(9) == []
+
+
+async def test_a_group_that_is_named_more_than_once_is_answered_once() -> None:
+    """A request of 19 KiB that names a group 4,000 times took gigabytes."""
+    async with World() as world:
+        assert await world.fetch_again_and_again(1000) == ["g", "h"]
