@@ -304,6 +304,11 @@ def explain(error: BaseException) -> str | None:
         return str(error)
     if isinstance(error, BrokenPipeError):
         return None
+    if "kop.client.errors" in sys.modules:
+        from kop.client.errors import ClientError, FencedError, UnreachableError
+
+        if isinstance(error, (ClientError, FencedError, UnreachableError)):
+            return str(error)
     if "kafka.errors" in sys.modules:
         from kafka import errors
 
@@ -399,9 +404,17 @@ def client(kind: str, bootstrap: str, **settings: Any) -> Iterator[Any]:
     from kop.cli import codecs
 
     codecs.install()
+    from kop.client.first_connection import TellingClient
+
+    connecting = partial(TellingClient, limit_ms=BOOTSTRAP_MS, learns=kind == "KafkaConsumer")
     settings = {"client_id": client_id(), "reconnect_backoff_max_ms": 1000} | security() | settings
     try:
-        made = getattr(kafka, kind)(bootstrap_servers=servers(bootstrap), bootstrap_timeout_ms=BOOTSTRAP_MS, **settings)
+        made = getattr(kafka, kind)(
+            bootstrap_servers=servers(bootstrap),
+            bootstrap_timeout_ms=BOOTSTRAP_MS,
+            kafka_client=connecting,
+            **settings,
+        )
     except kafka.errors.KafkaTimeoutError:
         fail(no_kafka(bootstrap))
     try:

@@ -25,6 +25,7 @@ from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 from kop import clock
 from kop.cli.common import BOOTSTRAP_MS, SAY_SECONDS, explain, one_line, reason
 from kop.cli.lines import LineRecord
+from kop.client.first_connection import connect, refused, will_not_pass
 from kop.errors import ErrorCode, PeerError
 from kop.records.batch import Codec, add_sequence, build, iter_records, read_header, stamp_producer
 from kop.records.columns import MAX_BYTES, EncodeSettings, RowsIn, encode_columns, key_partitions
@@ -389,7 +390,7 @@ class Sender:
         a producer id; kafka-python's error if it will not pass, UnknownTopicOrPartitionError after three seconds.
         """
         end = clock.monotonic() + self._settings.timeout
-        if self._until(self._manager.bootstrap_async(timeout_ms=BOOTSTRAP_MS), is_over, end) is None:
+        if not self._connect(is_over, end):
             return False
         begin = clock.monotonic()
         while not self._leaders:
@@ -420,11 +421,37 @@ class Sender:
         self._why = self._said = None
         return True
 
-    def _until(self, future: Any, is_over: Callable[[], bool], end: float) -> Any:
-        """Drive the network until the future is done; return its value or its exception, or None if `is_over` came true
-        first. SendError if the monotonic time `end` comes before.
+    def _connect(self, is_over: Callable[[], bool], end: float) -> bool:
+        """Connect to any of the servers; return false if `is_over` came true first. UnreachableError if none will ever
+        let this client in, SendError if none answers before the monotonic time `end`.
         """
         begin = clock.monotonic()
+        while True:
+            failure = self._until(self._manager.call_soon(self._first_connection), is_over, end, begin)
+            if failure is None:
+                return False
+            if isinstance(failure, Exception):
+                if not isinstance(failure, (errors.KafkaError, OSError)):
+                    raise failure
+                if will_not_pass(failure):
+                    raise refused(failure, self._manager.config, self._settings.timeout)
+                self._why = _words(failure)
+            connected = self._until(self._manager.bootstrap_async(timeout_ms=BOOTSTRAP_MS), is_over, end, begin)
+            if connected is None:
+                return False
+            if not isinstance(connected, Exception):
+                return True
+            if not isinstance(connected, errors.KafkaTimeoutError):
+                raise connected
+
+    async def _first_connection(self) -> Exception | bool:
+        return await connect(self._manager, BOOTSTRAP_MS) or True
+
+    def _until(self, future: Any, is_over: Callable[[], bool], end: float, since: float | None = None) -> Any:
+        """Drive the network until the future is done; return its value or its exception, or None if `is_over` came true
+        first. SendError if the monotonic time `end` comes before. The wait began at `since`, or now.
+        """
+        begin = clock.monotonic() if since is None else since
         while not future.is_done:
             if is_over():
                 return None

@@ -20,7 +20,7 @@ from kafka.net.selector import NetworkSelector
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
 from kop import clock
-from kop.client.errors import UnreachableError
+from kop.client.first_connection import connect, refused, will_not_pass
 from kop.client.sockets import WIDE_READS
 
 log = logging.getLogger(__name__)
@@ -38,19 +38,10 @@ them itself."""
 SETTLE_SECONDS: Final = 3.0
 """The seconds for which the word of a server may be out of date: the server hears a moment later of a topic that
 another one made, and may not know the end of a partition yet that it takes over."""
-LOGIN_ATTEMPTS: Final = 10
-"""The number of connections that are made to hear why a login fails."""
 ATTEMPT_SECONDS: Final = 5.0
 """The most seconds of an attempt that is made to learn the reason of a failure."""
 TEMPORARY: Final = (errors.RetriableError, errors.UnknownBrokerIdError)
 """Failures that pass by themselves."""
-_LOGIN_ERRORS: Final = (
-    errors.SaslAuthenticationFailedError,
-    errors.AuthorizationError,
-    errors.IllegalSaslStateError,
-    errors.UnsupportedSaslMechanismError,
-)
-"""Failures of a login that another attempt would have, too."""
 
 T = TypeVar("T")
 Coordinated = tuple[int, str]
@@ -98,65 +89,25 @@ class ClusterConnection:
 
     def _bootstrap(self, settings: Mapping[str, Any]) -> None:
         """Connect to any of the servers, within the patience. UnreachableError if none can be reached or lets this
-        client in, with the properties to look at.
+        client in, with the properties to look at; at once if another try would fail, too.
         """
-        protocol = settings.get("security_protocol", "PLAINTEXT")
-        attempts = LOGIN_ATTEMPTS if protocol.startswith("SASL") else 1
-        failure = self._reason(attempts)
-        if not isinstance(failure, _LOGIN_ERRORS):  # the same login would fail again
+        failure = self._attempt()
+        if not will_not_pass(failure):
             if failure is not None:
                 log.info("no connection yet, and another try for %g s: %s", self._patience, failure)
             try:
                 self._manager.bootstrap(int(self._patience * 1000))
                 return
             except errors.KafkaTimeoutError:
-                failure = self._reason(attempts) or failure
-        if isinstance(failure, (errors.IllegalSaslStateError, errors.UnsupportedSaslMechanismError)):
-            advice = "security.protocol and sasl.mechanism to what the servers have"
-        elif isinstance(failure, _LOGIN_ERRORS):
-            advice = "sasl.jaas.config to a user that the servers let in"
-        elif "Handshake failed" in str(failure):
-            advice = (
-                "ssl.truststore.location to the issuer of the servers' certificate, "
-                "ssl.keystore.location to a certificate that they take, and security.protocol to theirs"
-            )
-        else:
-            advice = "bootstrap.servers to servers that answer, and security.protocol to theirs"
-        servers = ", ".join(settings.get("bootstrap_servers", ()))
-        raise UnreachableError(
-            f"set {advice}: no connection by {protocol} to any of {servers} within {self._patience:g} s ({failure})"
-        )
-
-    def _reason(self, attempts: int) -> Exception | None:
-        """Return why no connection can be made, or None; a connection that was cut is tried `attempts` times.
-
-        A server that lets nobody in says so, and closes the connection. kafka-python may see only that it was closed.
-        """
-        failure = self._attempt()
-        while attempts > 1 and isinstance(failure, errors.KafkaConnectionError) and "disconnected" in str(failure):
-            attempts -= 1
-            failure = self._attempt()
-        return failure
+                failure = self._attempt() or failure
+        raise refused(failure, settings, self._patience)
 
     def _attempt(self) -> Exception | None:
-        """Connect to the first server, within five seconds; return the error if that failed, or None. kafka-python does
-        not tell the reason by itself.
+        """Connect to a server, within five seconds; return the reason if that failed, which kafka-python does not tell
+        by itself, or None.
         """
-
         limit_ms = int(min(ATTEMPT_SECONDS, self._patience) * 1000)
-
-        async def connect() -> Exception | None:
-            server = self._manager.cluster.bootstrap_brokers()[0].node_id
-            self._manager.reset_backoff(server)
-            try:
-                await self._manager.get_connection(server, timeout_ms=limit_ms, refresh_metadata_on_err=False)
-            except errors.KafkaError as error:
-                self._manager.reset_backoff(server)
-                reason: Exception = error
-                return reason
-            return None
-
-        failure: Exception | None = self._manager.run(connect)
+        failure: Exception | None = self._manager.run(connect, self._manager, limit_ms)
         return failure
 
     def hurry(self, seconds: float) -> None:

@@ -6,8 +6,10 @@ Must not know: sockets, who connects, properties of producers and consumers.
 
 from __future__ import annotations
 
+import difflib
 import re
 import socket
+import ssl
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -250,7 +252,7 @@ def connection(properties: Mapping[str, str], client_id: str) -> ConnectionPrope
     unused = tuple(name for name in properties if name not in PROPERTIES)
     for name in unused:
         if name.startswith(("ssl.", "sasl.", "security.")):
-            raise PropertyError(f"{name}: {REFUSED.get(name, 'leave it out: there is no such thing here')}")
+            raise PropertyError(f"{name}: {REFUSED.get(name) or _meant(name)}")
     given = _Properties(properties)
     if "bootstrap.servers" not in given:
         raise PropertyError("set bootstrap.servers to HOST:PORT of a server, with commas between several")
@@ -279,6 +281,13 @@ def connection(properties: Mapping[str, str], client_id: str) -> ConnectionPrope
     return ConnectionProperties(settings, given.read("default.api.timeout.ms", whole(1), DEFAULT_PATIENCE_MS), unused)
 
 
+def _meant(name: str) -> str:
+    near = difflib.get_close_matches(name.lower().replace("_", ".").replace("-", "."), PROPERTIES, 1, 0.85)
+    return (
+        f"there is no such property; did you mean {near[0]}?" if near else "leave it out: there is no such thing here"
+    )
+
+
 def known_settings(settings: Mapping[str, Any], client: Any) -> dict[str, Any]:
     """Return those of kafka-python's settings that a class of its clients knows."""
     return {name: value for name, value in settings.items() if name in client.DEFAULT_CONFIG}
@@ -293,13 +302,41 @@ def _tls(given: _Properties) -> dict[str, Any]:
         given.read(kind, _pem, "PEM")
         path = given.read(location, text, "")
         if path:
-            settings |= dict.fromkeys(files, path)
+            settings |= dict.fromkeys(files, _file(location, path))
     password = given.read("ssl.key.password", text, "") or given.read("ssl.keystore.password", text, "")
     if password:
         settings["ssl_password"] = password
+    _check_pem(settings)
     algorithm = given.read("ssl.endpoint.identification.algorithm", one_of("https", ""), "https")
     settings["ssl_check_hostname"] = algorithm == "https"
     return settings
+
+
+def _file(name: str, path: str) -> str:
+    """Return the path of a file that the property `name` has. PropertyError if there is none that can be read."""
+    try:
+        with open(path, "rb"):
+            return path
+    except OSError as error:
+        why = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror
+        raise PropertyError(f"{name} {path}: {why}") from None
+
+
+def _check_pem(settings: Mapping[str, Any]) -> None:
+    """Check that the files of TLS have what they are for. PropertyError if one has not, with its property."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusted, own = settings.get("ssl_cafile"), settings.get("ssl_certfile")
+    try:
+        if trusted:
+            context.load_verify_locations(trusted)
+    except ssl.SSLError:
+        raise PropertyError(f"ssl.truststore.location {trusted}: has no certificate in PEM") from None
+    try:
+        if own:
+            context.load_cert_chain(own, password=settings.get("ssl_password", ""))
+    except ssl.SSLError as error:
+        why = "has no certificate with its key in PEM, or ssl.key.password is not the key's"
+        raise PropertyError(f"ssl.keystore.location {own}: {why} ({error.reason})") from None
 
 
 _UNKEPT_IN_JAAS: Final = {
@@ -382,7 +419,7 @@ def _sasl(given: _Properties, protocol: str) -> dict[str, Any]:
                 f"set sasl.jaas.config for OAUTHBEARER to OAuthBearerLoginModule required; and {_TOKEN_URL} to "
                 "file:///PATH, a file with the token"
             )
-        settings["sasl_oauth_token_provider"] = TokenFile(path)
+        settings["sasl_oauth_token_provider"] = TokenFile(_file(_TOKEN_URL, path))
     elif mechanism != "GSSAPI":
         mechanisms = "PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER or GSSAPI"
         raise PropertyError(f"set sasl.mechanism to {mechanisms}, not {mechanism}")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from typing import NoReturn
 
 import pytest
 from cli.cli_support import Invoke, environment
 
 from kop.cli import common
+from kop.testing.broker import Broker
 
 EVERY = [
     ["topics", "list"],
@@ -74,8 +77,9 @@ def test_several_addresses_are_all_named(invoke: Invoke, closed: str) -> None:
     assert result.stderr.startswith(f"kop: cannot connect to {closed} (connection refused), [::1]:1 (")
 
 
-def test_something_else_listens() -> None:
-    """An HTTP server, say: it takes the connection and closes it."""
+@contextlib.contextmanager
+def closing_all() -> Iterator[str]:
+    """The address of an HTTP server, say: it takes each connection and closes it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         stop = threading.Event()
         listener.settimeout(0.1)
@@ -89,24 +93,59 @@ def test_something_else_listens() -> None:
 
         thread = threading.Thread(target=close_all)
         thread.start()
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
-        impatient = "from kop.cli import common, main; common.BOOTSTRAP_MS = 1000; main.main()"
         try:
-            outcome = subprocess.run(
-                [sys.executable, "-c", impatient, "topics", "list", "--bootstrap", address],
-                env=environment(),
-                capture_output=True,
-                text=True,
-                check=False,
-            )
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
         finally:
             stop.set()
             thread.join()
-    assert outcome.returncode == 1
-    assert outcome.stderr == (
+
+
+def impatient(address: str, *arguments: str) -> subprocess.Popen[str]:
+    """A command that gives a server one second to answer its first requests."""
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-c", "from kop.cli import common, main; common.BOOTSTRAP_MS = 1000; main.main()"),
+            *(*arguments, "--bootstrap", address),
+        ],
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_something_else_listens() -> None:
+    with closing_all() as address:
+        process = impatient(address, "topics", "list")
+        _, said = process.communicate()
+    assert process.returncode == 1
+    assert said == (
         f"kop: {address} accepts connections but does not answer as a Kafka server (1 s); "
         "if it asks for TLS or a login, give a --client-config\n"
     )
+
+
+def test_produce_waits_for_a_server_that_does_not_answer_yet() -> None:
+    with closing_all() as address:
+        process = impatient(address, "produce", "t")
+        try:
+            assert process.stdin is not None
+            assert process.stderr is not None
+            process.stdin.write("a\n")
+            process.stdin.close()
+            process.stdin = None
+            said = process.stderr.readline()
+        except BaseException:
+            process.kill()
+            process.communicate()
+            raise
+    with Broker(listen=address) as broker:
+        _, rest = process.communicate()
+        sent = [record.value for record in broker.records("t")]
+    assert said.startswith("the connection to the server failed (")
+    assert said.endswith("; not connected yet, for 120 s at most (Ctrl-C ends)\n")
+    assert (process.returncode, sent) == (0, [b"a"]), rest
 
 
 def test_our_own_mistake_is_called_one(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from kafka.net.sasl.oauth import AbstractTokenProvider
+from support.certificates import Authority
 
 from kop.client.properties import PropertyError, connection, parse_properties, properties_of_environment
 
@@ -50,19 +51,20 @@ def test_a_line_that_java_does_not_read_is_named() -> None:
         parse_properties("a=b\nc=\\u12x4")
 
 
-def test_a_file_with_a_login_over_tls() -> None:
+def test_a_file_with_a_login_over_tls(tmp_path: Path) -> None:
+    ca = Authority(tmp_path).pem
     text = (
         "bootstrap.servers=a:1\nsecurity.protocol=SASL_SSL\nsasl.mechanism=SCRAM-SHA-512\n"
         "sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required \\\n"
         '    username="ann" \\\n    password="open sesame";\n'
-        "ssl.truststore.type=PEM\nssl.truststore.location=/ca.pem\nclient.id=mine\ngroup.id=g\n"
+        f"ssl.truststore.type=PEM\nssl.truststore.location={ca}\nclient.id=mine\ngroup.id=g\n"
     )
     made = connection(parse_properties(text), "kop")
     assert made.settings["bootstrap_servers"] == ["a:1"]
     assert (made.settings["security_protocol"], made.settings["sasl_mechanism"]) == ("SASL_SSL", "SCRAM-SHA-512")
     assert made.settings["sasl_plain_username"] == "ann"
     assert made.settings["sasl_plain_password"] == "open sesame"
-    assert (made.settings["ssl_cafile"], made.settings["ssl_check_hostname"]) == ("/ca.pem", True)
+    assert (made.settings["ssl_cafile"], made.settings["ssl_check_hostname"]) == (ca, True)
     assert made.settings["client_id"] == "mine"
     assert made.unused == ("group.id",)
 
@@ -74,6 +76,7 @@ def test_servers_alone_are_enough() -> None:
     assert (made.patience_ms, made.unused) == (60_000, ())
 
 
+PEM = {"ssl.truststore.type": "PEM", "ssl.keystore.type": "PEM"}
 BY_TOKEN = {
     "security.protocol": "SASL_SSL",
     "sasl.mechanism": "OAUTHBEARER",
@@ -93,6 +96,18 @@ BY_TOKEN = {
         ({"ssl.truststore.certificates": "x"}, "name it in ssl.truststore.location"),
         ({"ssl.cipher.suites": "x"}, "ssl.cipher.suites: leave it out"),
         ({"security.providers": "x"}, "security.providers: leave it out"),
+        ({"sasl.jas.config": "x"}, "sasl.jas.config: there is no such property; did you mean sasl.jaas.config?"),
+        (PEM | {"ssl.truststore.location": "/none"}, "ssl.truststore.location /none: there is no such file"),
+        (PEM | {"ssl.keystore.location": "/none"}, "ssl.keystore.location /none: there is no such file"),
+        (
+            PEM | {"ssl.truststore.location": "/dev/null"},
+            "ssl.truststore.location /dev/null: has no certificate in PEM",
+        ),
+        (
+            PEM | {"ssl.keystore.location": "/dev/null"},
+            "/dev/null: has no certificate with its key in PEM, or ssl.key.p",
+        ),
+        (BY_TOKEN | {"sasl.oauthbearer.token.endpoint.url": "file:///none"}, "url /none: there is no such file"),
         ({"sasl.mechanism": "PLAIN"}, "set security.protocol to SASL_SSL"),
         (BY_SASL | {"sasl.mechanism": "EXTERNAL"}, "set sasl.mechanism to PLAIN"),
         (BY_SASL | {"sasl.mechanism": "OAUTHBEARER"}, "OAuthBearerLoginModule required"),
@@ -111,10 +126,12 @@ def test_what_cannot_be_kept_is_refused_with_what_to_do(given: dict[str, str], s
 
 def test_a_token_in_a_file_is_read_for_each_login(tmp_path: Path) -> None:
     path = tmp_path / "token"
+    path.touch()
     made = connection(SERVERS | BY_TOKEN | {"sasl.oauthbearer.token.endpoint.url": f"file://{path}"}, "me")
     assert made.unused == ()
     provider = pickle.loads(pickle.dumps(made.settings["sasl_oauth_token_provider"]))
     assert isinstance(provider, AbstractTokenProvider)
+    path.unlink()
     with pytest.raises(PropertyError, match="No such file"):
         provider.token()
     for text, token in (("a.b.c\n", "a.b.c"), ("d.e.f", "d.e.f")):

@@ -156,7 +156,7 @@ def test_a_certificate_that_is_not_trusted(guarded: Callable[..., Guard], folder
 
 def test_a_certificate_of_another_name(guarded: Callable[..., Guard], folder: Path) -> None:
     address = guarded(ends_tls(folder, "elsewhere")).address
-    refused(address, by_tls(folder, "elsewhere"), r"kafka\.ssl\.truststore\.location.*IP address mismatch")
+    refused(address, by_tls(folder, "elsewhere"), r"kafka\.bootstrap\.servers.*IP address mismatch")
     options = by_tls(folder, "elsewhere", ssl_endpoint_identification_algorithm="")
     assert copied(address, options) == [b"a", b"b"]
 

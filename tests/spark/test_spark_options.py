@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.certificates import Authority
 
 from kop.client.offsets import EARLIEST, LATEST
 from kop.spark.given import OptionError
@@ -208,12 +210,13 @@ def test_what_a_line_of_jaas_asks_in_vain_is_refused(mechanism: str, line: str, 
         batch_options(SERVER | {"subscribe": "t"} | sasl)
 
 
-def test_the_class_that_java_needs_for_tokens_is_taken_and_no_other() -> None:
+def test_the_class_that_java_needs_for_tokens_is_taken_and_no_other(tmp_path: Path) -> None:
+    (tmp_path / "token").touch()
     token = {
         "kafka.security.protocol": "SASL_SSL",
         "kafka.sasl.mechanism": "OAUTHBEARER",
         "kafka.sasl.jaas.config": "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;",
-        "kafka.sasl.oauthbearer.token.endpoint.url": "file:///token",
+        "kafka.sasl.oauthbearer.token.endpoint.url": f"file://{tmp_path}/token",
         "kafka.sasl.login.callback.handler.class": "org.apache.kafka.OAuthBearerLoginCallbackHandler",
     }
     settings = batch_options(SERVER | {"subscribe": "t"} | token).connection.settings
@@ -230,15 +233,16 @@ def test_no_error_has_a_password_in_it() -> None:
     assert "sesame" not in str(caught.value)
 
 
-def test_stores_of_java_are_refused_and_pem_files_taken() -> None:
+def test_stores_of_java_are_refused_and_pem_files_taken(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"set kafka\.ssl\.truststore\.type to PEM"):
         settings(kafka__security__protocol="SSL", kafka__ssl__truststore__location="/trust.jks")
     with pytest.raises(OptionError, match="export them as PEM files"):
         settings(kafka__ssl__truststore__type="JKS", kafka__ssl__truststore__location="/trust.jks")
+    ca = Authority(tmp_path).pem
     made = settings(
         kafka__security__protocol="SSL",
         kafka__ssl__truststore__type="PEM",
-        kafka__ssl__truststore__location="/ca.pem",
+        kafka__ssl__truststore__location=ca,
         kafka__ssl__endpoint__identification__algorithm="",
     )
-    assert (made["ssl_cafile"], made["ssl_check_hostname"]) == ("/ca.pem", False)
+    assert (made["ssl_cafile"], made["ssl_check_hostname"]) == (ca, False)
