@@ -18,7 +18,7 @@ from kop.cli.common import (
     json_option,
     options,
     print_rows,
-    reason,
+    rights_refused,
 )
 
 EPILOG = """\b
@@ -54,10 +54,16 @@ def command() -> None:
 
 resource_options = options(
     click.option("--topic", multiple=True, metavar="NAME", shell_complete=completion.topics, help="* for all."),
-    click.option("--group", multiple=True, metavar="NAME", shell_complete=completion.groups),
-    click.option("--transactional-id", multiple=True, metavar="ID", shell_complete=completion.transactional_ids),
+    click.option("--group", multiple=True, metavar="NAME", shell_complete=completion.groups, help="* for all."),
+    click.option(
+        "--transactional-id",
+        multiple=True,
+        metavar="ID",
+        shell_complete=completion.transactional_ids,
+        help="* for all.",
+    ),
     click.option("--cluster", is_flag=True, help="The cluster."),
-    click.option("--delegation-token", multiple=True, metavar="ID"),
+    click.option("--delegation-token", multiple=True, metavar="ID", help="* for all."),
     click.option("--user-principal", "user", multiple=True, metavar="TYPE:NAME", help="The tokens of a user."),
 )
 """Adds the options that name resources: topics, groups, transactional ids, the cluster, delegation tokens, tokens of
@@ -123,9 +129,10 @@ def add(
         results = ask_server(made, CreateAclsRequest(creations=creations)).results
     failures = []
     for creation, result in zip(creations, results, strict=True):
-        text = f"{principal} {_word(OPERATIONS, creation.operation)} {creation.resource_name}"
+        resource = f"{_word(TYPES, creation.resource_type)} {creation.resource_name}"
+        text = f"{principal} {_word(OPERATIONS, creation.operation)} {resource}"
         if result.error_code:
-            failures.append(f"{text}: {reason(result.error_code, result.error_message)}")
+            failures.append(f"{text}: {rights_refused(result.error_code, result.error_message, 'alter')}")
         else:
             click.echo(f"{text}: {'denied' if deny else 'allowed'}")
     fail_if_any(failures)
@@ -194,7 +201,7 @@ def list_acls(
         for fields in _filters(pattern, options, kinds):
             answer = ask_server(made, DescribeAclsRequest(**fields))
             if answer.error_code:
-                fail(reason(answer.error_code, answer.error_message))
+                fail(rights_refused(answer.error_code, answer.error_message, "describe"))
             rows |= {
                 _row(acl, resource.resource_type, resource.resource_name, resource.pattern_type)
                 for resource in answer.resources
@@ -235,7 +242,7 @@ def remove(
     with admin(bootstrap) as made:
         for result in ask_server(made, DeleteAclsRequest(filters=filters)).filter_results:
             if result.error_code:
-                fail(reason(result.error_code, result.error_message))
+                fail(rights_refused(result.error_code, result.error_message, "alter"))
             rows |= {_row(acl, acl.resource_type, acl.resource_name, acl.pattern_type) for acl in result.matching_acls}
     if not rows:
         fail("there are no such ACLs")

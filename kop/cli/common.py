@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO, TypeAlias, TypeVar
 
 import click
 
@@ -285,6 +285,26 @@ def reason(code: int, message: str | None = None) -> str:
 
         message = getattr(errors.for_code(code), "description", "") or ""
     return f"{name}: {one_line(message)}" if message else name
+
+
+_REFUSALS: Final = {
+    ErrorCode.SECURITY_DISABLED: (
+        "a server has them with kop serve --set "
+        "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer, see docs/security.md"
+    ),
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED: (
+        "this needs the right {right} on the cluster: kop acls add PRINCIPAL {right} --cluster"
+    ),
+}
+
+
+def rights_refused(code: int, message: str | None, right: str) -> str:
+    """Return the error line of a request about users or rights, which needs the right `right` on the cluster: the
+    server's words, and what to do if this user has not that right, or the server has no rights at all.
+    """
+    remedy = next((text for known, text in _REFUSALS.items() if known == code), None)
+    told = reason(code, message)
+    return f"{told.removesuffix('.')}; {remedy.format(right=right)}" if remedy else told
 
 
 def named(text: str) -> str:

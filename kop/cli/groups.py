@@ -27,6 +27,7 @@ from kop.cli.common import (
 )
 from kop.cli.times import parse_datetime, parse_duration
 from kop.cli.topics import chosen_partitions
+from kop.errors import ErrorCode
 
 EPILOG = """\b
 Examples:
@@ -86,7 +87,7 @@ def describe(bootstrap: str, names: tuple[str, ...], every: bool, as_json: bool)
             if group is not None:
                 shown.append(_facts(client, group, committed))
             elif not every:  # it was there a moment ago
-                failures.append(f"{name}: {reason(69)}")
+                failures.append(_refused(name, 69))
     print_blocks(shown, as_json, _show)
     fail_if_any(failures)
     if not shown and not as_json:
@@ -233,8 +234,13 @@ def delete(bootstrap: str, names: tuple[str, ...]) -> None:
             if answer == "OK":
                 click.echo(f"{name}: deleted")
             else:
-                failures.append(f"{name}: {reason(getattr(errors, answer).errno)}")
+                failures.append(_refused(name, getattr(errors, answer).errno))
     fail_if_any(failures)
+
+
+def _refused(name: str, code: int) -> str:
+    hint = " (`kop groups list` shows what there is)" if code == ErrorCode.GROUP_ID_NOT_FOUND else ""
+    return f"{name}: {reason(code)}{hint}"
 
 
 @command.command("reset-offsets", short_help="Move committed offsets (with --execute).")

@@ -6,14 +6,14 @@ Must not know: how meshes run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from kop import clock
-from kop.cli.common import json_option, print_json, print_rows, print_table, quiet_client
+from kop.cli.common import fail, json_option, named, print_json, print_rows, print_table, quiet_client
 from kop.cli.functions import ServerOptions, connection_options, read_connection
 from kop.cli.mesh_definitions import existing, mesh_argument, name_of
 from kop.cli.mesh_reports import is_driven, read_reports, state_of
@@ -193,10 +193,24 @@ def _lags(settings: Mapping[str, Any], patience: float, report: Mapping[str, Any
     return lags
 
 
+@contextmanager
+def _telling_rights() -> Iterator[None]:
+    """End the command with one line if the block fails since the user may not do what it asks for."""
+    from kop.client.errors import RIGHTS
+
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, RIGHTS):
+            raise
+        fail(f"let this user read what meshes write: {named(str(error))}; docs/mesh.md says which rights that needs")
+
+
 @click.command("status", short_help="Show the state of a mesh and its functions, and their lag.")
 @mesh_argument
 @json_option
 @connection_options
+@_telling_rights()
 def status(server: ServerOptions, mesh: str, as_json: bool) -> None:
     """Show what a mesh does: MESH is its name, or its file.
 
@@ -245,6 +259,7 @@ def _headline(shown: Mapping[str, Any]) -> str:
 @mesh_argument
 @json_option
 @connection_options
+@_telling_rights()
 def stats(server: ServerOptions, mesh: str, as_json: bool) -> None:
     """Show what each part has done since its driver began, and in the last whole minute (1M); then rate and lag of each
     topic with each part that reads it.
@@ -306,6 +321,7 @@ def _stats_of(part: Mapping[str, Any]) -> dict[str, Any]:
 @click.command("list", short_help="List the meshes that are defined, with their states.")
 @json_option
 @connection_options
+@_telling_rights()
 def list_meshes(server: ServerOptions, as_json: bool) -> None:
     """List the meshes of this server."""
     from kop.functions.topic_requests import read_definitions

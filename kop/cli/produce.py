@@ -100,8 +100,8 @@ GRACE_SECONDS = 0.5
     "--timeout",
     type=click.FloatRange(0, min_open=True),
     metavar="SECONDS",
-    default=120.0,
-    show_default="120",
+    default="120",
+    show_default=True,
     help="How long a record may wait for its answer; then the command fails.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print no count at the end.")

@@ -118,7 +118,10 @@ def create(
 def delete(bootstrap: str, names: tuple[str, ...]) -> None:
     """Delete topics and all their records."""
     with admin(bootstrap) as client:
-        _report(client.delete_topics(list(names), raise_errors=False)["topics"], "deleted", ignored={})
+        results = client.delete_topics(list(names), raise_errors=False)["topics"]
+        is_missing = any(result["error_code"] == _UNKNOWN_TOPIC for result in results)
+        known = [topic["name"] for topic in client.describe_topics()] if is_missing else []
+    _report(results, "deleted", ignored={}, known=known)
 
 
 @command.command("alter")
@@ -377,15 +380,19 @@ def _sizes(client: Any, names: Sequence[str]) -> dict[tuple[str, int], int]:
     }
 
 
-def _report(results: Sequence[Mapping[str, Any]], done: str, ignored: Mapping[int, str]) -> None:
+def _report(
+    results: Sequence[Mapping[str, Any]], done: str, ignored: Mapping[int, str], known: Sequence[str] = ()
+) -> None:
     """Print for each topic that the request worked (`done`), or the word for an error code that is `ignored`; end the
-    command with a line for each other error.
+    command with a line for each other error. A topic that does not exist may be one of `known` misspelt.
     """
     failures = []
     for result in results:
         code = result["error_code"]
         if code == 0 or code in ignored:
             click.echo(f"{result['name']}: {ignored.get(code, done)}")
+        elif code == _UNKNOWN_TOPIC:
+            failures.append(no_topic(result["name"], known))
         else:
             failures.append(f"{result['name']}: {reason(code, result.get('error_message'))}")
     fail_if_any(failures)

@@ -20,7 +20,7 @@ from kop.cli.common import (
     fail_if_any,
     json_option,
     print_rows,
-    reason,
+    rights_refused,
 )
 
 EPILOG = """\b
@@ -165,7 +165,7 @@ def _listed(bootstrap: str, store: str | None) -> list[tuple[str, str, int]]:
     with admin(bootstrap) as made:
         answer = ask_server(made, DescribeUserScramCredentialsRequest(users=None))
     if answer.error_code:
-        fail(reason(answer.error_code, answer.error_message))
+        fail(rights_refused(answer.error_code, answer.error_message, "describe"))
     names = {code: mechanism for mechanism, code in MECHANISMS.items()}
     return sorted(
         (row.user, names.get(info.mechanism, str(info.mechanism)), info.iterations)
@@ -203,7 +203,7 @@ def _alter(bootstrap: str, store: str | None, changes: Iterable[Change], iterati
                 request = Request(deletions=[], upsertions=[upsertion])
             for row in ask_server(made, request).results:
                 if row.error_code:
-                    fail(f"{name}: {reason(row.error_code, row.error_message)}")
+                    fail(f"{name}: {rights_refused(row.error_code, row.error_message, 'alter')}")
 
 
 # -- a store that nothing serves

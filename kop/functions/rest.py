@@ -9,8 +9,10 @@ token it takes nothing that a browser sends for a page of others.
 
 from __future__ import annotations
 
+import errno
 import hmac
 import logging
+import os
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeAlias
 
@@ -49,9 +51,10 @@ async def serve(
         await web.TCPSite(runner, host, port).start()
     except OSError as error:
         await runner.cleanup()
-        raise ClientError(
-            f"name another address (--listen): {host}:{port} cannot be had ({error.strerror or error})"
-        ) from None
+        if error.errno == errno.EADDRINUSE:
+            raise ClientError(f"{host}:{port} is in use by another program; choose another with --listen") from None
+        why = os.strerror(error.errno) if error.errno else error  # asyncio's own text has the address again
+        raise ClientError(f"cannot listen on {host}:{port}: {why}; choose another with --listen") from None
     return int(runner.addresses[0][1]), runner.cleanup
 
 

@@ -135,6 +135,14 @@ def test_a_worker_that_cannot_start_says_why(kop: Kop, tmp_path: Path, flags: li
     assert (outcome.code, outcome.out, said in outcome.err) == (code, "", True), outcome
 
 
+def test_an_address_that_is_taken_is_said_as_by_serve(kop: Kop, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        outcome = kop("functions", "worker", "--listen", address, "--folder", str(tmp_path))
+    assert outcome.code == 1
+    assert f"kop: {address} is in use by another program; choose another with --listen\n" in outcome.err
+
+
 def test_help_names_where_code_may_come_from(invoke: Invoke) -> None:
     assert "may run code" in " ".join(invoke("functions", "worker", "--help").output.split())
 

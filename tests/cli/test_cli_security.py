@@ -98,10 +98,10 @@ def test_acls_are_added_listed_and_removed(guarded: Kop) -> None:
     assert (none.out, none.err) == ("", "there are no ACLs\n")
     added = kop.ok("acls", "add", "User:alice", "read", "Describe", "--topic", "orders", "--group", "billing")
     assert added.splitlines() == [
-        "User:alice read orders: allowed",
-        "User:alice describe orders: allowed",
-        "User:alice read billing: allowed",
-        "User:alice describe billing: allowed",
+        "User:alice read topic orders: allowed",
+        "User:alice describe topic orders: allowed",
+        "User:alice read group billing: allowed",
+        "User:alice describe group billing: allowed",
     ]
     kop.ok("acls", "add", "User:alice", "write", "--topic", "ord", "--prefixed")
     kop.ok("acls", "add", "User:bob", "all", "--topic", "*", "--deny", "--host", "10.0.0.1")
@@ -145,14 +145,17 @@ def test_acls_are_added_listed_and_removed(guarded: Kop) -> None:
 def test_what_is_refused_is_told(guarded: Kop, kop: Kop) -> None:
     refused = guarded("acls", "add", "alice", "read", "--topic", "t")
     assert refused.code == 1
-    assert refused.err.startswith("kop: alice read t: INVALID_REQUEST: Could not parse principal from `alice`")
+    assert refused.err.startswith("kop: alice read topic t: INVALID_REQUEST: Could not parse principal from `alice`")
     assert "give --topic, --group" in guarded("acls", "add", "User:a", "read").err
     assert "say which rights, or --all" in guarded("acls", "remove").err
     assert "say which rights, or --all" in guarded("acls", "remove", "--all", "--topic", "t").err
     for arguments in (("list",), ("remove", "--all"), ("add", "User:a", "read", "--topic", "t")):
         disabled = kop("acls", *arguments)
         assert disabled.code == 1
-        assert "SECURITY_DISABLED: No Authorizer is configured." in disabled.err
+        assert (
+            "SECURITY_DISABLED: No Authorizer is configured; a server has them with kop serve --set auth"
+            in disabled.err
+        )
 
 
 def with_users(kop: Kop, folder: Path, *names: str) -> dict[str, Any]:
@@ -208,5 +211,13 @@ def test_produce_tells_which_right_a_producer_id_needs(kop: Kop, tmp_path: Path)
             "kop: CLUSTER_AUTHORIZATION_FAILED: a producer id needs the right write on a topic, or idempotent-write on "
             "the cluster: kop acls add PRINCIPAL write --topic orders; with --acks 1 none is asked for\n",
         )
+        for command in (("acls", "list"), ("users", "list")):
+            refused = kop(*command, *app)
+            assert refused.code == 1
+            assert refused.err.startswith("kop: CLUSTER_AUTHORIZATION_FAILED: ")
+            assert "; this needs the right describe on the cluster: kop acls add PRINCIPAL describe" in refused.err
+        refused = kop("mesh", "list", *app)
+        assert refused.code == 1
+        assert "kop: let this user read what meshes write: TOPIC_AUTHORIZATION_FAILED" in refused.err
         kop.ok("acls", "add", "User:app", "write", "--topic", "orders", *admin)
         kop.ok("produce", "orders", *app, given=b"a\n")

@@ -111,6 +111,8 @@ def test_topics_refusals_have_kafkas_names(kop: Kop, arguments: list[str], error
     assert (outcome.code, outcome.out) == (1, "")
     assert outcome.err.startswith(f"kop: {error}")
     assert len(outcome.err.splitlines()) == 1
+    told = "(`kop topics list` shows what there is)"
+    assert told in outcome.err or arguments[0] not in {"describe", "delete"}
 
 
 def test_partitions_cannot_shrink(kop: Kop, topic: str) -> None:
@@ -331,8 +333,8 @@ def test_reset_offsets_changes_nothing_without_execute(kop: Kop, topic: str, rea
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["describe", "no-such"], "no-such: GROUP_ID_NOT_FOUND"),
-        (["delete", "no-such"], "no-such: GROUP_ID_NOT_FOUND"),
+        (["describe", "no-such"], "no-such: GROUP_ID_NOT_FOUND: The group id does not exist. (`kop groups list` shows"),
+        (["delete", "no-such"], "no-such: GROUP_ID_NOT_FOUND: The group id does not exist. (`kop groups list` shows"),
         (["reset-offsets", "no-such", "--all-topics", "--to-latest"], "no-such has no committed offsets"),
         (["reset-offsets", "g", "--topic", "no-such", "--to-latest"], "no-such: UNKNOWN_TOPIC_OR_PARTITION"),
     ],
@@ -342,6 +344,7 @@ def test_groups_refusals(kop: Kop, arguments: list[str], error: str) -> None:
     outcome = kop("groups", *arguments)
     assert (outcome.code, outcome.out) == (1, "")
     assert outcome.err.startswith(f"kop: {error}")
+    assert ("(`kop groups list` shows what there is)" in outcome.err) == ("GROUP_ID_NOT_FOUND" in error)
 
 
 def test_reset_of_partitions_that_are_not_there(kop: Kop, topic: str) -> None:
