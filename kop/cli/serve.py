@@ -31,7 +31,23 @@ Examples:
 _BIND_FAULTS = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES})
 
 
-@click.command("serve", epilog=EPILOG)
+_ADDRESS = frozenset({"--port", "--host", "--bind", "--address"})
+
+
+class _Serve(click.Command):
+    """The command with the option that is meant by names which other servers have for their address."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line. A usage error, which names the option that may be meant, if an option is unknown."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name not in _ADDRESS:
+                raise
+            raise click.UsageError(f"No such option '{error.option_name}'. Did you mean '--listen'?", ctx) from None
+
+
+@click.command("serve", cls=_Serve, epilog=EPILOG)
 @settings_options
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 @click.pass_context

@@ -63,6 +63,7 @@ def test_version(invoke: Invoke) -> None:
         (["foo"], "No such command 'foo'"),
         (["topics", "foo"], "No such command 'foo'"),
         (["serv"], "No such command 'serv'. Did you mean 'serve'?"),
+        (["serve", "--port", "9093"], "No such option '--port'. Did you mean '--listen'?"),
         (["groups", "reset"], "No such command 'reset'. Did you mean 'reset-offsets'?"),
         (["topics", "create"], "Missing argument 'NAME...'"),
         (["topics", "create", "a", "-c", "b"], "must be NAME=VALUE, got 'b'"),
