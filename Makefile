@@ -13,7 +13,7 @@ TWICE  := $(BIN)/python tests/support/second_attempt.py
 .PHONY: help run test test-pulsar test-grants test-full test-faults lint clean conformance conformance-fast conformance-secure conformance-workers conformance-control conformance-flink conformance-franz-go conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar mesh-crashes mesh-example mesh-fast mesh-rows mesh-takeover mesh-acls bench bench-mesh bench-pulsar bench-tls bench-functions bench-spark bench-spark-batches bench-typed schemas test-schemas soak soak-fast checker checker-fast checker-tenants functions-faults functions-fast rights rights-fast copier failover
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-23s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-30s %s\n", $$1, $$2}'
 
 REQUIREMENTS := import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 	extras = project["optional-dependencies"]; \
@@ -25,7 +25,8 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 $(BIN)/kop: $(SOURCES) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable .
+	@echo "installing kop into $(VENV); if Rust's cargo is there, the hot path is compiled, which takes about two minutes"
+	@$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
 # What `pip install --editable '.[test,lint]'` does, but cargo compiles while pip looks for the others and unpacks them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,7 +55,8 @@ MAPPING = "RULE:^CN=([A-Za-z0-9._-]+)$/$1/,DEFAULT"
 def command(folder: Path, hosts: tuple[str, ...], clients: tuple[str, ...], days: int) -> None:
     """Make a CA, a broker's certificate and clients' to try out, as PEM and PKCS12, and say what to set.
 
-    What is in DIR already stays: remove a file to have it made anew.
+    The properties of each client are in DIR/NAME.properties, too, without --client in DIR/ca.properties, for
+    --client-config. What is in DIR already stays: remove a file to have it made anew.
     """
     from kop.security.issuing import ip_address
 
@@ -68,9 +69,14 @@ def command(folder: Path, hosts: tuple[str, ...], clients: tuple[str, ...], days
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _make(folder, list(dict.fromkeys((*hosts, *LOCAL))), clients, days)
+        shown = hosts[0] if hosts else LOCAL[0]
+        properties = {name: _client_properties(folder.absolute(), shown, name) for name in clients or (CA,)}
+        for name, lines in properties.items():
+            if not (file := folder / f"{name}.properties").exists():
+                _write(file, "".join(f"{line}\n" for line in lines).encode())
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}")
-    click.echo(_what_to_set(folder.absolute(), hosts[0] if hosts else LOCAL[0], clients))
+    click.echo(_what_to_set(folder.absolute(), shown, clients, properties))
 
 
 def _make(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int) -> None:
@@ -124,28 +130,37 @@ def _write(path: Path, data: bytes) -> None:
     temporary.replace(path)
 
 
-def _what_to_set(folder: Path, host: str, clients: Sequence[str]) -> str:
-    shown = f"[{host}]" if ":" in host else host
+def _client_properties(folder: Path, host: str, name: str) -> list[str]:
+    """Return the lines of a client's file of properties; `name` is that of its certificate, or CA if it has none."""
     lines = [
-        "# The broker: in the file of kop serve --config",
+        f"bootstrap.servers={_shown(host)}:9093",
+        "security.protocol=SSL",
+        "ssl.truststore.type=PEM",
+        f"ssl.truststore.location={folder}/{CA}.pem",
+    ]
+    if name != CA:
+        lines += ["ssl.keystore.type=PEM", f"ssl.keystore.location={folder}/{name}.pem"]
+    return lines
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _what_to_set(folder: Path, host: str, clients: Sequence[str], properties: Mapping[str, Sequence[str]]) -> str:
+    lines = [
+        "# The broker: in the file of kop serve --config. Whom this lets in may do everything, as long as",
+        "# authorizer.class.name and super.users are not set: docs/security.md",
         'listeners = "SSL://0.0.0.0:9093"',
-        f'"advertised.listeners" = "SSL://{shown}:9093"',
+        f'"advertised.listeners" = "SSL://{_shown(host)}:9093"',
         f'"ssl.keystore.location" = "{folder}/{BROKER}.pem"',
         f'"ssl.truststore.location" = "{folder}/{CA}.pem"',
     ]
     if clients:
         lines += ['"ssl.client.auth" = "required"', f'"ssl.principal.mapping.rules" = "{MAPPING}"']
-    for name in clients or ("",):
-        lines += [
-            "",
-            f"# The client {name}, who is User:{name}" if name else "# A client",
-            f"bootstrap.servers={shown}:9093",
-            "security.protocol=SSL",
-            "ssl.truststore.type=PEM",
-            f"ssl.truststore.location={folder}/{CA}.pem",
-        ]
-        if name:
-            lines += ["ssl.keystore.type=PEM", f"ssl.keystore.location={folder}/{name}.pem"]
+    for name, of_client in properties.items():
+        who = "A client" if name == CA else f"The client {name}, who is User:{name}"
+        lines += ["", f"# {who}: {folder}/{name}.properties has this", *of_client]
     lines += [
         "",
         f"# The same of type PKCS12: {BROKER}.p12{''.join(f', {name}.p12' for name in clients)}; truststore {CA}.p12;",

@@ -594,7 +594,14 @@ def retrying(ask: Callable[..., T], *args: Any, seconds: float = 15.0, **kwargs:
 def topic_names(bootstrap: str) -> list[str]:
     """Return the topics of a server, internal ones left out."""
     with admin(bootstrap) as made:
-        return [topic["name"] for topic in made.describe_topics() if not topic["is_internal"]]
+        return [topic["name"] for topic in made.describe_topics() if not is_internal(topic)]
+
+
+def is_internal(topic: Mapping[str, Any]) -> bool:
+    """Return true if a topic, as kafka-python describes it, is the server's own, or one that keeps the state of kop's
+    functions, meshes and Spark sinks, which is no internal one for the server.
+    """
+    return topic["is_internal"] or topic["name"].rpartition("/")[2].startswith("__kop_")
 
 
 def no_topic(name: str, known: Iterable[str]) -> str:
@@ -604,6 +611,12 @@ def no_topic(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, list(known), 3)
     guess = f"did you mean {' or '.join(close)}? " if close else ""
     return f"{name}: {reason(3)} ({guess}`kop topics list` shows what there is)"
+
+
+def illegal_name(topic: str) -> str:
+    """Return the error line for a topic whose name the server does not take."""
+    slash = "; names have a slash only over Pulsar, as TENANT/NAMESPACE/TOPIC" if "/" in topic else ""
+    return f"{topic}: {reason(17, 'this server has no topics of such a name, or it is an internal one')}{slash}"
 
 
 # -- output

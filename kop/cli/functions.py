@@ -427,7 +427,7 @@ def _tried_json(spec: FunctionSpec, tries: TryOut, tried: list[tuple[lines.LineR
     return {
         "records": [
             {
-                "input": lines.shown("value", record.value),
+                "input": {**lines.shown("key", record.key), **lines.shown("value", record.value)},
                 "output": None
                 if outcome.output is None
                 else {"topic": spec.output, **lines.shown("value", outcome.output)},

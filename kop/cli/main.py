@@ -79,8 +79,10 @@ class Commands(Suggesting):
         """
         try:
             return super().invoke(ctx)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
+        except (click.ClickException, click.exceptions.Exit):
             raise
+        except (KeyboardInterrupt, click.Abort):  # a prompt makes the one of the other
+            raise CliError("interrupted") from None
         except BrokenPipeError:  # the reader of our output has gone (`| head`): that is a way to end
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return ctx.exit(0)

@@ -19,6 +19,7 @@ from kop.cli.common import (
     bootstrap_option,
     client_id,
     fail,
+    illegal_name,
     no_topic,
     note,
     pairs,
@@ -134,7 +135,7 @@ def command(
     ]
     quiet_client()
     reach(bootstrap)
-    from kafka.errors import UnknownTopicOrPartitionError
+    from kafka.errors import InvalidTopicError, UnknownTopicOrPartitionError
 
     from kop.cli.sender import CODECS, Sender, SendError, SendSettings
 
@@ -160,6 +161,8 @@ def command(
         failure = str(error)
     except UnknownTopicOrPartitionError:
         fail(no_topic(topic, topic_names(bootstrap)))
+    except InvalidTopicError:
+        fail(illegal_name(topic))
     finally:
         sender.close()
     sent, waiting = sender.outbox.sent, sender.outbox.waiting

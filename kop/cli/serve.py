@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -77,6 +79,10 @@ def command(context: click.Context, /, debug: bool, **flags: Any) -> None:
         if debug or error.errno not in _BIND_FAULTS or (match is None and error.errno != errno.EADDRINUSE):
             raise
         address = Address(match[1], int(match[2])) if match else None
+        if error.errno == errno.EADDRINUSE:
+            taken = [it for it in (*_listening(config), config.http) if it and (it == address or _is_taken(it))]
+            if len(taken) > 1:
+                fail(_all_taken(taken, config))
         where = str(address) if address is not None else "an address of --listen or --http"
         flag = "--listen (Kafka) or --http (metrics)"
         listening = _listening(config)
@@ -86,6 +92,34 @@ def command(context: click.Context, /, debug: bool, **flags: Any) -> None:
         if error.errno != errno.EADDRINUSE:
             fail(f"cannot listen on {where}: {os.strerror(error.errno)}; choose another with {flag}")
         fail(f"{where} is in use by another program; choose another with {flag}")
+
+
+def _is_taken(address: Address) -> bool:
+    """Return true if another socket listens on the address, so that no server can be started there."""
+    with contextlib.suppress(OSError):
+        known = socket.getaddrinfo(address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, bound in known:
+            with socket.socket(family, kind, protocol) as trial:
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    trial.bind(bound)
+                except OSError as error:
+                    return error.errno == errno.EADDRINUSE
+    return False
+
+
+def _all_taken(taken: Sequence[Address], config: Config) -> str:
+    """Return the error line for several addresses of the configuration that others listen on."""
+    *some, last = dict.fromkeys(map(str, taken))
+    flags = [
+        ("listeners" if config.listeners else "--listen") + " (Kafka)" if set(taken) & set(_listening(config)) else "",
+        "--http (metrics)" if config.http in taken else "",
+    ]
+    store = "; beside another kop serve it needs a --store of its own, too" if config.store.startswith("sqlite") else ""
+    return (
+        f"{', '.join(some)} and {last} are in use by other programs; choose others with "
+        f"{' and '.join(filter(None, flags))}{store}"
+    )
 
 
 def _listening(config: Config) -> list[Address]:

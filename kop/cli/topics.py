@@ -18,6 +18,7 @@ from kop.cli.common import (
     bootstrap_option,
     fail,
     fail_if_any,
+    is_internal,
     json_option,
     named,
     no_topic,
@@ -60,9 +61,9 @@ def command() -> None:
 def list_topics(bootstrap: str, internal: bool, as_json: bool) -> None:
     """List topics with their number of partitions."""
     with admin(bootstrap) as client:
-        topics = [t for t in client.describe_topics() if internal or not t["is_internal"]]
+        topics = [t for t in client.describe_topics() if internal or not is_internal(t)]
     rows = [
-        {"topic": t["name"], "partitions": len(t["partitions"]), "internal": t["is_internal"]}
+        {"topic": t["name"], "partitions": len(t["partitions"]), "internal": is_internal(t)}
         for t in sorted(topics, key=lambda t: str(t["name"]))
     ]
     print_rows(rows, as_json, {"topic": "TOPIC", "partitions": ">PARTITIONS"}, _NO_TOPICS)
@@ -110,6 +111,10 @@ def create(
         ]
     done = "could be created" if validate_only else "created"
     _report(results, done, ignored={36: "exists already"} if if_not_exists else {})
+    for result in results:
+        given = result.get("replication_factor", -1)
+        if replication_factor is not None and 0 < given != replication_factor and not result["error_code"]:
+            note(f"{result['name']}: the server gives it a replication factor of {given}, not {replication_factor}")
 
 
 @command.command("delete")
@@ -190,7 +195,7 @@ def describe(bootstrap: str, names: tuple[str, ...], all_configs: bool, admin_ur
     with admin(bootstrap) as client:
         topics = client.describe_topics(list(names) or None)
         if not names:
-            topics = [topic for topic in topics if not topic["is_internal"]]
+            topics = [topic for topic in topics if not is_internal(topic)]
         missing = [_missing(client, t) for t in topics if t["error_code"]]
         known = sorted((t for t in topics if not t["error_code"]), key=lambda t: str(t["name"]))
         if known:
@@ -229,7 +234,7 @@ def describe(bootstrap: str, names: tuple[str, ...], all_configs: bool, admin_ur
             {
                 "topic": topic["name"],
                 "topic_id": str(topic["topic_id"]),
-                "internal": topic["is_internal"],
+                "internal": is_internal(topic),
                 "configs": {name: entry["value"] for name, entry in sorted(configs.get(topic["name"], {}).items())},
                 "partitions": partitions,
             }
@@ -322,6 +327,11 @@ def delete_records(bootstrap: str, names: tuple[str, ...], before: int | None, e
         for key in keys:
             try:
                 answer = client.delete_records({key: wanted[key]})[key]
+            except errors.OffsetOutOfRangeError:
+                end = client.list_partition_offsets({key: OffsetSpec.LATEST})[key].offset
+                text = reason(errors.OffsetOutOfRangeError.errno, f"its records end before offset {end}")
+                failures.append(f"{key.topic}-{key.partition}: {text}")
+                continue
             except errors.BrokerResponseError as error:
                 failures.append(f"{key.topic}-{key.partition}: {named(str(error))}")
                 continue

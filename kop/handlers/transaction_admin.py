@@ -118,7 +118,7 @@ def _compiled(pattern: str) -> Any:
     try:
         import re2  # noqa: PLC0415 - a library of its own that few brokers ever need
     except ImportError:
-        _log.warning("a client lists transactions by a pattern, which needs RE2: pip install kop[patterns]")
+        _log.warning("a client lists transactions by a pattern, which needs RE2: pip install '/path/to/kop[patterns]'")
         return None
     options = re2.Options()
     options.log_errors = False

@@ -60,7 +60,7 @@ def read(store: Store) -> str:
         data = Path(store.location).read_bytes()
     except OSError as error:
         why = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror
-        raise ValueError(f"{prefix}.location {store.location}: {why}") from None
+        raise ValueError(f"{prefix}.location {Path(store.location).absolute()}: {why}") from None
     try:
         if data.startswith(_JKS):
             raise ValueError(of_java(store.kind, store.location))

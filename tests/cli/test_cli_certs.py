@@ -40,6 +40,7 @@ def test_what_it_prints_is_all_that_has_to_be_set(invoke: Invoke, tmp_path: Path
     assert secured.name_of is not None
     for text, name in ((alice, "alice"), (app, "app-1")):
         assert f"User:{name}" in text
+        assert (folder / f"{name}.properties").read_text().splitlines() == text.splitlines()[1:]
         settings = connection(parse_properties(text), "test").settings
         context = ssl.create_default_context(cafile=settings["ssl_cafile"])
         context.load_cert_chain(settings["ssl_certfile"])
@@ -71,7 +72,7 @@ def test_what_is_there_stays(invoke: Invoke, tmp_path: Path) -> None:
     assert "a.pem is there already" in result.output
     after = content()
     assert {name: after[name] for name in before} == before
-    assert after.keys() - before.keys() == {"b.pem", "b.p12"}
+    assert after.keys() - before.keys() == {"b.pem", "b.p12", "b.properties"}
 
 
 @pytest.mark.parametrize(

@@ -89,14 +89,21 @@ def test_a_table_of_what_each_record_gave(try_out: Trial) -> None:
 
 def test_json_has_everything(try_out: Trial) -> None:
     records = [
-        {"value": "both", "topic": "lines", "partition": 3, "timestamp": 5, "headers": [{"name": "n", "value": "v"}]}
+        {
+            "key": "k",
+            "value": "both",
+            "topic": "lines",
+            "partition": 3,
+            "timestamp": 5,
+            "headers": [{"name": "n", "value": "v"}],
+        }
     ]
     outcome = try_out(records, "--inputs", "lines", "--output", "loud", "--json")
     assert json.loads(outcome.stdout) == {
         "records": [
             {
-                "input": {"value": "both"},
-                "output": {"topic": "loud", "value": ":both:1"},
+                "input": {"key": "k", "value": "both"},
+                "output": {"topic": "loud", "value": "k:both:1"},
                 "publishes": [
                     {
                         "topic": "other",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import time
 import uuid
 from pathlib import Path
@@ -373,6 +374,17 @@ def test_serve_says_which_address_is_taken(kop: Kop, tmp_path: Path) -> None:
     outcome = kop("serve", "--listen", "127.0.0.1:0", "--http", kop.bootstrap, "--store", "memory:")
     assert outcome.err.splitlines()[-1] == (
         f"kop: {kop.bootstrap} is in use by another program; choose another with --http, or none with --http ''"
+    )
+
+
+def test_serve_says_all_addresses_that_are_taken(kop: Kop, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        http = f"127.0.0.1:{other.getsockname()[1]}"
+        outcome = kop("serve", "--listen", kop.bootstrap, "--http", http, "--store", f"sqlite:{tmp_path}/kop.db")
+    assert outcome.code == 1
+    assert outcome.err.splitlines()[-1] == (
+        f"kop: {kop.bootstrap} and {http} are in use by other programs; choose others with --listen (Kafka) and --http "
+        "(metrics); beside another kop serve it needs a --store of its own, too"
     )
 
 
