@@ -601,7 +601,8 @@ def is_internal(topic: Mapping[str, Any]) -> bool:
     """Return true if a topic, as kafka-python describes it, is the server's own, or one that keeps the state of kop's
     functions, meshes and Spark sinks, which is no internal one for the server.
     """
-    return topic["is_internal"] or topic["name"].rpartition("/")[2].startswith("__kop_")
+    name: str = topic["name"]
+    return bool(topic["is_internal"]) or name.rpartition("/")[2].startswith("__kop_")
 
 
 def no_topic(name: str, known: Iterable[str]) -> str:

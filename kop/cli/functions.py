@@ -211,7 +211,7 @@ def _end_at_once(_number: int, _frame: object) -> NoReturn:
     """End the process with exit code 1: no message is being processed yet, and kafka-python swallows what a signal
     handler raises.
     """
-    os.write(2, b"\nAborted!\n")
+    os.write(2, b"kop: interrupted\n")
     os._exit(1)
 
 

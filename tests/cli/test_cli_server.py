@@ -58,6 +58,7 @@ def test_ctrl_c_leaves_neither_topic_nor_group(
     monkeypatch.setattr(check.RoundTrip, step, interrupted)
     result = invoke("check", "--bootstrap", kop.bootstrap)
     assert (result.exit_code, len(names)) == (1, 1), result.output
+    assert result.stderr.splitlines()[-1] == "kop: interrupted"
     assert names[0] not in kop.ok("groups", "list")
     assert names[0] not in kop.ok("topics", "list")
 
@@ -71,6 +72,15 @@ def test_topics_list_create_describe_alter_delete(kop: Kop) -> None:
     assert [name, "3"] in rows(kop.ok("topics", "list"))
     assert "__consumer_offsets" not in kop.ok("topics", "list")
     assert "__consumer_offsets" in kop.ok("topics", "list", "--internal")
+
+    own = f"__kop_{name}"
+    created = kop("topics", "create", own, "--replication-factor", "3")
+    assert (created.out, created.err) == (
+        f"{own}: created\n",
+        f"{own}: the server gives it a replication factor of 1, not 3\n",
+    )
+    assert own not in kop.ok("topics", "list")
+    assert own in kop.ok("topics", "list", "--internal")
 
     again = kop("topics", "create", name)
     assert (again.code, again.out) == (1, "")
@@ -195,7 +205,7 @@ def test_a_refused_record_is_exit_code_1_with_the_servers_reason(kop: Kop) -> No
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["produce", "a/b"], "INVALID_TOPIC_EXCEPTION"),
+        (["produce", "a/b"], "a/b: INVALID_TOPIC_EXCEPTION"),
         (["consume", "no-such-topic"], "no-such-topic: UNKNOWN_TOPIC_OR_PARTITION"),
     ],
 )
@@ -207,6 +217,10 @@ def test_topics_that_cannot_be(kop: Kop, arguments: list[str], error: str) -> No
 
 def test_partition_that_is_not_there(kop: Kop, topic: str) -> None:
     assert kop("produce", topic, "-p", "5", given=b"x\n").err == f"kop: {topic} has no partition 5; it has 2\n"
+    assert kop("produce", "a/b/c", given=b"x\n").err == (
+        "kop: a/b/c: INVALID_TOPIC_EXCEPTION: this server has no topics of such a name, or it is an internal one; "
+        "names have a slash only over Pulsar, as TENANT/NAMESPACE/TOPIC\n"
+    )
     assert kop("consume", topic, "-p", "5").err == f"kop: {topic} has no partition 5; it has 2\n"
 
 
