@@ -566,7 +566,8 @@ def partitions_of(made: Any, topics: Iterable[str]) -> dict[str, set[int]]:
     partitions: dict[str, set[int]] = {}
     for topic in ask_server(made, request).topics:
         if topic.error_code not in {0, errors.UnknownTopicOrPartitionError.errno}:
-            fail(f"{topic.name}: {reason(topic.error_code)}")
+            is_illegal = topic.error_code == errors.InvalidTopicError.errno
+            fail(illegal_name(topic.name) if is_illegal else f"{topic.name}: {reason(topic.error_code)}")
         partitions[topic.name] = {partition.partition_index for partition in topic.partitions}
     return partitions
 

@@ -206,6 +206,7 @@ def test_a_refused_record_is_exit_code_1_with_the_servers_reason(kop: Kop) -> No
     ("arguments", "error"),
     [
         (["produce", "a/b"], "a/b: INVALID_TOPIC_EXCEPTION"),
+        (["consume", "a/b"], "a/b: INVALID_TOPIC_EXCEPTION: this server has no topics of such a name"),
         (["consume", "no-such-topic"], "no-such-topic: UNKNOWN_TOPIC_OR_PARTITION"),
     ],
 )
