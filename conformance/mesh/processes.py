@@ -93,7 +93,7 @@ def kill_and_start(victim: str, driver: Killable, server: Killable) -> bool:
 
 
 class Driver:
-    """The process of `kop mesh run`, with its JVM and, without a cluster, its workers: all of its session.
+    """The process of `kop mesh run --yes`, with its JVM and, without a cluster, its workers: all of its session.
 
     `folder` has its log, the file of what Spark prints, and in `tmp` the checkpoints of its components.
     """
@@ -103,7 +103,7 @@ class Driver:
         self.log = folder / "driver.log"
         self._runs_in = runs_in
         self.folder = folder
-        self._command = [python, "-m", "kop.cli.main", "mesh", "run", *arguments]
+        self._command = [python, "-m", "kop.cli.main", "mesh", "run", "--yes", *arguments]
         self.checkpoints = folder / "tmp"
         self.checkpoints.mkdir(exist_ok=True)
         self._environment = os.environ | {

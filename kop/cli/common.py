@@ -671,8 +671,8 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print aligned columns under a head, one line a row.
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, is_result: bool = True) -> None:
+    """Print aligned columns under a head, one line a row; on stderr if they are no result of the command.
 
     On a terminal that is too narrow each row becomes a block, a line a column: no name is ever broken. A column whose
     name begins with ">" is aligned to the right.
@@ -685,9 +685,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
         margin = max(map(len, heads))
         for number, row in enumerate(body):
             if number:
-                click.echo()
+                click.echo(err=not is_result)
             for head, cell in zip(heads, row, strict=True):
-                click.echo(f"{bold(head.ljust(margin))}  {cell}")
+                click.echo(f"{bold(head.ljust(margin))}  {cell}", err=not is_result)
         return
     for number, line in enumerate([heads, *body]):
         cells = (
@@ -695,7 +695,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
             for cell, width, to_right in zip(line, widths, right, strict=True)
         )
         text = "  ".join(cells).rstrip()
-        click.echo(text if number else bold(text))
+        click.echo(text if number else bold(text), err=not is_result)
 
 
 def _cell(value: object) -> str:

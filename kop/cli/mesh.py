@@ -12,7 +12,7 @@ import click
 from kop.cli import mesh_definitions, mesh_draw, mesh_files, mesh_status
 from kop.cli.common import Ordered, quiet_client, servers
 from kop.cli.functions import ServerOptions, connection_options, read_connection
-from kop.cli.mesh_definitions import checked_mesh, name_of
+from kop.cli.mesh_definitions import agreed_change, checked_mesh, name_of
 from kop.cli.mesh_files import code_option, cores_of
 from kop.cli.spark import conf_option, given_settings, spark_environment
 
@@ -62,6 +62,7 @@ Examples:
 @click.option("--master", metavar="URL", help="Where Spark runs: spark://HOST:7077, or local[4]. Default: here.")
 @conf_option
 @code_option
+@click.option("--yes", is_flag=True, help="Do not ask before the mesh that is there loses parts, offsets or state.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON to stdout for each change of a state.")
 @connection_options
 def run(
@@ -72,24 +73,28 @@ def run(
     master: str | None,
     settings: tuple[str, ...],
     no_code: bool,
+    yes: bool,
     as_json: bool,
 ) -> None:
     """Run a mesh on PySpark until Ctrl-C, which lets it finish what it has begun.
 
     MESH is a file, or the name of a mesh that was created. A file is checked as kop mesh validate does, and its mesh is
-    created or updated first; if there are mistakes, nothing starts. Topics that are not there are made. Of several runs
-    of a mesh one drives it, and another takes over if it ends.
+    created or updated first; if there are mistakes, nothing starts. If that takes parts, offsets or state from the mesh
+    that is there, the command shows what changes, and asks. Topics that are not there are made. Of several runs of a
+    mesh one drives it, and another takes over if it ends.
     """
     quiet_client()
     is_file = Path(mesh).is_file()
+    seen = None
     if is_file:
         cores = None if once else cores_of(master)
-        checked_mesh(mesh, server, cores, looks_at_code=not no_code)
+        seen = agreed_change(mesh, checked_mesh(mesh, server, cores, looks_at_code=not no_code), yes=yes)
     else:
         read_connection(server)
     environment = spark_environment(server.bootstrap, settings)
     given = {
         "file": str(Path(mesh).absolute()) if is_file else "",
+        "seen": seen,
         "mesh": "" if is_file else name_of(mesh),
         "bootstrap": ",".join(servers(server.bootstrap)),
         "client_config": server.client_config,

@@ -7,8 +7,9 @@ Must not know: who decides (`kop.functions.leader`), how meshes run.
 from __future__ import annotations
 
 import socket
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,14 +24,17 @@ from kop.cli.mesh_files import AskedServer, asked_server, check_file, code_optio
 from kop.cli.mesh_reports import is_driven, read_reports, state_of
 
 if TYPE_CHECKING:
-    from kop.functions.definitions import Definition, LeaderAnswer, MeshDefinition
+    from kop.functions.definitions import Definition, LeaderAnswer, MeshDefinition, WantedMesh
     from kop.functions.topic_requests import TopicRequests
     from kop.functions.topics import TopicNames
+    from kop.mesh.diff import MeshChange
     from kop.mesh.spec import Mesh
 
 STOP_SECONDS = 40.0
 """The seconds that a stop waits for the calls that are under way."""
 LOOK_SECONDS = 0.3
+_CHANGE = ("WHAT", "NAME", "CHANGE")
+"""The columns of what changes."""
 mesh_argument = click.argument("mesh", metavar="MESH")
 part_argument = click.argument("part", required=False, default="")
 file_argument = click.argument("file", type=click.Path(exists=True, dir_okay=False))
@@ -171,14 +175,9 @@ def update(
         mesh, text = _read_file(file, asked.topic_names)
         there, functions = _there(asked, mesh.full_name)
         wanted, packages = wanted_mesh(mesh, text)
-        rows = _changes(there, text, asked)
-        rows += [
-            {"of": "part", "name": fqfn.rpartition("/")[2], "what": "has other code"}
-            for fqfn, function in wanted.functions.items()
-            if fqfn in functions and functions[fqfn].package != function.package
-        ]
+        rows = _changes(there, functions, wanted, asked)
         if not as_json:
-            print_table(["WHAT", "NAME", "CHANGE"], [tuple(row.values()) for row in rows])
+            print_table(_CHANGE, _cells(rows))
         is_applied = bool(rows) and not dry_run
         answer = None
         if is_applied:
@@ -188,7 +187,8 @@ def update(
             answer = _granted(asking.apply(mesh.full_name, wanted, packages, given))
         if as_json:
             now = there.revision if answer is None else answer.revision
-            print_json({"mesh": mesh.full_name, "revision": now, "applied": is_applied, "changes": rows})
+            changed = [{"of": row.of, "name": row.name, "what": row.what} for row in rows]
+            print_json({"mesh": mesh.full_name, "revision": now, "applied": is_applied, "changes": changed})
         elif answer is not None:
             _done(mesh.full_name, "updated", answer, as_json)
         elif not rows:
@@ -210,29 +210,72 @@ def existing(meshes: Mapping[str, MeshDefinition], name: str) -> MeshDefinition:
     return meshes[name]
 
 
-def _changes(there: MeshDefinition, text: str, server: AskedServer) -> list[dict[str, Any]]:
-    """Return the rows that show what changes if the mesh `there` becomes that of the file's text: of what, its name,
-    the change. If this version of kop cannot read the mesh that is there, that is told on stderr, and the one row says
-    that the mesh is made anew. Code is not compared.
+def agreed_change(file: str, server: AskedServer, *, yes: bool) -> int | None:
+    """Return the revision that the mesh of a file has on the server now; None if there is no such mesh. If the mesh
+    would lose parts, offsets or state by becoming what the file says, show on stderr what changes, and ask first,
+    unless `yes`. The command ends if the answer is no, or if there is no terminal to ask on.
+    """
+    from kop.functions.topic_requests import is_same, read_definitions
+    from kop.mesh.definition import wanted_mesh
+
+    with _requests(server):
+        mesh, text = _read_file(file, server.topic_names)
+        meshes, functions = read_definitions(server.settings, server.patience)
+        there = meshes.get(mesh.full_name)
+        if there is None:
+            return None
+        wanted, _ = wanted_mesh(mesh, text)
+        rows = [] if is_same(wanted, there, functions) else _changes(there, functions, wanted, server)
+        if any(row.is_loss for row in rows):
+            print_table(_CHANGE, _cells(rows), is_result=False)
+            if not (yes or has_terminal()):
+                fail(
+                    f"{mesh.full_name} would be replaced as above, and there is no terminal to ask on: add --yes, or "
+                    "give the mesh of the file another name"
+                )
+            if not yes:
+                click.confirm(f"Change {mesh.full_name}?", abort=True, err=True)
+        return there.revision
+
+
+def has_terminal() -> bool:
+    """Return if somebody can answer a question on standard input."""
+    return sys.stdin.isatty()
+
+
+def _cells(rows: Iterable[MeshChange]) -> list[tuple[str, str, str]]:
+    return [(row.of, row.name, row.what) for row in rows]
+
+
+def _changes(
+    there: MeshDefinition, functions: Mapping[str, Definition], wanted: WantedMesh, server: AskedServer
+) -> list[MeshChange]:
+    """Return what changes if the mesh `there`, with these `functions`, becomes the wanted one. If this version of kop
+    cannot read the mesh that is there, that is told on stderr, and the one change is that the mesh is made anew.
     """
     from kop.mesh.definition import WHERE, defined_mesh
-    from kop.mesh.diff import changes
+    from kop.mesh.diff import MeshChange, changes
     from kop.mesh.file import read_mesh
     from kop.mesh.nodes import MeshError
     from kop.mesh.plan import plan
 
-    new = read_mesh(text, WHERE, server.topic_names)
+    new = read_mesh(wanted.text, WHERE, server.topic_names)
+    rows: list[MeshChange] = []
     try:
         old = defined_mesh(there)
     except MeshError as error:
         note(f"the mesh that is there cannot be read by this version of kop: {error}")
-        return [{"of": "mesh", "name": there.name, "what": "is made anew"}]
-    facts = facts_of(new, server.settings, server.patience)
-    before = facts_of(old, server.settings, server.patience)
-    return [
-        {"of": row.of, "name": row.name, "what": row.what}
-        for row in changes(old, plan(old, before), new, plan(new, facts))
+        rows.append(MeshChange("mesh", there.name, "is made anew", is_loss=True))
+    else:
+        facts = facts_of(new, server.settings, server.patience)
+        before = facts_of(old, server.settings, server.patience)
+        rows += changes(old, plan(old, before), new, plan(new, facts))
+    rows += [
+        MeshChange("part", fqfn.rpartition("/")[2], "has other code")
+        for fqfn, function in wanted.functions.items()
+        if fqfn in functions and functions[fqfn].package != function.package
     ]
+    return rows
 
 
 def _changed(kind: str, what: str, mesh: str, part: str, as_json: bool, given: ServerOptions) -> None:

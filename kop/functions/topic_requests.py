@@ -132,22 +132,27 @@ class TopicRequests:
         request = self._request(kind, name, _revision(there))
         return self._ask(replace(request, mesh=wanted), packages)
 
-    def ensure(self, name: str, wanted: WantedMesh, packages: Collection[Package]) -> LeaderAnswer:
+    def ensure(self, name: str, wanted: WantedMesh, packages: Collection[Package], seen: int | None) -> LeaderAnswer:
         """Make a mesh as it is wanted, and started; asks for nothing if it is. Returns the answer.
 
-        If somebody else changes the mesh at the same time, it is asked again, until the leader has once granted it;
-        what others change after that stays.
+        `seen` is the revision of the mesh when its user decided that; None if there was none. What others have changed
+        since stays: the answer is a refusal if the mesh is another one, or was deleted, and a mesh that was stopped
+        since is left stopped.
         """
         is_applied = False
         while True:
             meshes, functions = read_definitions(self._settings, self._patience)
             there = meshes.get(name)
-            if not is_applied and (there is None or not is_same(wanted, there, functions)):
+            if there is None and (is_applied or seen is not None):
+                return LeaderAnswer(request="", status=NOT_THERE, reason="it was deleted meanwhile")
+            if there is None or not (is_applied or is_same(wanted, there, functions)):
+                if there is not None and (seen is None or there.version > seen):
+                    told = f"{there.by} has sent another definition meanwhile, revision {there.revision}"
+                    return LeaderAnswer(request="", status=LOST, reason=told, revision=there.revision)
                 answer = self.apply(name, wanted, packages, there)
                 is_applied = answer.won
-            elif there is None:
-                return LeaderAnswer(request="", status=NOT_THERE, reason=f"{name} was deleted meanwhile")
-            elif there.is_stopped:
+                seen = answer.revision if answer.won else seen
+            elif there.is_stopped and there.revision == seen:
                 answer = self.change("start", name, there.revision)
             else:
                 return LeaderAnswer(request="", status=OK, revision=there.revision)

@@ -23,6 +23,8 @@ class MeshChange:
     name: str
     """A part or a component; for offsets the function and the topic that it reads."""
     what: str
+    is_loss: bool = False
+    """True if a part, offsets or state go with it."""
 
 
 def changes(old: Mesh, old_plan: MeshPlan, new: Mesh, new_plan: MeshPlan) -> tuple[MeshChange, ...]:
@@ -70,13 +72,13 @@ def _of_parts(old: Mesh, new: Mesh) -> Iterator[MeshChange]:
     before, after = {part.name: part for part in old.parts}, {part.name: part for part in new.parts}
     for name, part in before.items():
         if name not in after:
-            yield MeshChange("part", name, f"goes: {part.kind}")
+            yield MeshChange("part", name, f"goes: {part.kind}", True)
     for name, part in after.items():
         other = before.get(name)
         if other is None:
             yield MeshChange("part", name, f"comes: {part.kind}")
         elif other.kind != part.kind:
-            yield MeshChange("part", name, f"becomes a {part.kind}, was a {other.kind}")
+            yield MeshChange("part", name, f"becomes a {part.kind}, was a {other.kind}", True)
         else:
             was, is_now = _values(other), _values(part)
             for field in dict.fromkeys((*was, *is_now)):
@@ -156,36 +158,37 @@ def _of_offsets(old: Mesh, old_plan: MeshPlan, new: Mesh, new_plan: MeshPlan) ->
             elif reads and not is_same_group:
                 assert former is not None
                 told = f"group {former.spec.group} -> {part.spec.group}: begins at the {start} of the topic"
-                yield MeshChange("offsets", row, told)
+                yield MeshChange("offsets", row, told, True)
         for topic in [topic for topic in was if topic not in now]:
-            yield MeshChange("offsets", f"{name}, {topic}", "is read no more: what waits there is not done")
+            yield MeshChange("offsets", f"{name}, {topic}", "is read no more: what waits there is not done", True)
     groups = {part.spec.group for part in new.functions}
     for name, part in before.items():
         if part.spec.group not in groups:
             end = "are deleted" if name in after else "are deleted with it"
-            what = end if part.spec.cleanup_subscription else "stay: cleanupSubscription is false"
-            yield MeshChange("offsets", name, f"those of the group {part.spec.group} {what}")
+            goes = part.spec.cleanup_subscription
+            what = end if goes else "stay: cleanupSubscription is false"
+            yield MeshChange("offsets", name, f"those of the group {part.spec.group} {what}", goes)
 
 
 def _of_state(old: Mesh, old_plan: MeshPlan, new: Mesh, new_plan: MeshPlan) -> Iterator[MeshChange]:
     before, after = {part.name: part for part in old.functions}, {part.name: part for part in new.functions}
     for name, former in before.items():
         if _keeps(former) and (name not in after or not _keeps(after[name])):
-            yield MeshChange("state", name, "stays in its topic, and is used no more")
+            yield MeshChange("state", name, "stays in its topic, and is used no more", True)
     for name, part in after.items():
         other = before.get(name)
         if not _keeps(part) or other is None or not _keeps(other):
             continue
         if part.spec.state_scope != other.spec.state_scope:
             told = f"stateScope {other.spec.state_scope} -> {part.spec.state_scope}"
-            yield MeshChange("state", name, f"begins anew: {told} is another state")
+            yield MeshChange("state", name, f"begins anew: {told} is another state", True)
         elif part.spec.state_scope == "partition":
             was, is_now = _root(old_plan.of_function[name], name), _root(new_plan.of_function[name], name)
             if was != is_now:
                 told = f"was of the partitions of {', '.join(was)}, and is of those of {', '.join(is_now)}"
-                yield MeshChange("state", name, f"{told}: keys have to be in the same partitions of both")
+                yield MeshChange("state", name, f"{told}: keys have to be in the same partitions of both", True)
         if part.spec.window != other.spec.window:
-            yield MeshChange("state", name, "open windows begin anew")
+            yield MeshChange("state", name, "open windows begin anew", True)
 
 
 def _keeps(part: FunctionPart) -> bool:

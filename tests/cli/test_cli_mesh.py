@@ -89,8 +89,8 @@ class OnBroker:
         self._invoke = invoke
         self.bootstrap = bootstrap
 
-    def __call__(self, *arguments: str) -> Result:
-        result = self._invoke("mesh", *arguments, "--bootstrap", self.bootstrap)
+    def __call__(self, *arguments: str, **settings: str) -> Result:
+        result = self._invoke("mesh", *arguments, "--bootstrap", self.bootstrap, **settings)
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
         return result
 
@@ -250,6 +250,43 @@ def test_a_file_is_checked_before_it_runs(mesh: OnBroker, tmp_path: Path, starte
         (str(path), "local[2]", False),
         (str(path), "local[1]", True),
     ]
+
+
+def test_a_run_shows_what_goes_of_the_mesh_that_is_there_and_asks(
+    mesh: OnBroker, tmp_path: Path, started: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "mesh.yaml"
+    path.write_text(MESH)
+    (tmp_path / "loud.py").write_text("def shout(text: str) -> str:\n    return text\n\n\nbang = shout\n")
+    run = ("run", str(path), "--no-code")
+    mesh.ok(*run)
+    assert started.pop()["seen"] is None, "a first run makes it"
+    mesh.ok("create", str(path), "--no-code")
+    revision = json.loads(mesh.ok("get", "loud", "--json"))["revision"]
+    mesh.ok(*run)
+    path.write_text(MESH + MORE)
+    more = mesh(*run)
+    assert (more.exit_code, "WHAT" in more.stderr) == (0, False), "nothing goes"
+    path.write_text(OTHER)
+    refused = mesh(*run)
+    assert refused.exit_code == 1
+    *rows, last = (" ".join(line.split()) for line in refused.stderr.splitlines())
+    assert "part bang goes: function" in rows
+    assert "offsets bang those of the group public/default/bang are deleted with it" in rows
+    assert last.startswith(f"kop: {NAME} would be replaced as above, and there is no terminal to ask on: add --yes")
+    assert mesh(*run, "--json").stdout == "", "the change is no line of JSON"
+    assert [given["seen"] for given in started] == [revision, revision], "it has not started"
+    mesh.ok(*run, "--yes")
+    monkeypatch.setattr("kop.cli.mesh_definitions.has_terminal", lambda: True)
+    answered = mesh(*run, input="n\n")
+    assert (answered.exit_code, f"Change {NAME}? [y/N]" in answered.stderr) == (1, True)
+    assert [given["seen"] for given in started] == [revision] * 3
+    assert mesh(*run, input="y\n").exit_code == 0
+    assert [given["seen"] for given in started] == [revision] * 4
+
+
+MORE = "- {name: more, className: loud.bang, py: loud.py, inputs: [mesh-out], output: mesh-more}\n"
+OTHER = "".join(MESH.splitlines(keepends=True)[:-1])
 
 
 def test_validate_asks_the_server_for_partitions_and_other_writers(mesh: OnBroker, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,19 @@ def test_a_server_alone_is_enough_and_workers_leave_the_functions_of_meshes_alon
     settings = settings_of(broker)
     mesh = wanted("shout", package=CODE.digest)
     with TopicRequests(settings, 20.0, HOME, "ada") as asking:
-        assert asking.ensure(MESH, mesh, [CODE]).won
+        assert asking.ensure(MESH, mesh, [CODE], None).won
         there = asking.mesh(MESH)
         assert there is not None
         assert (there.by, there.functions) == ("ada", (SHOUT,))
         assert asking.change("stop", MESH, there.revision).won
-        started = asking.ensure(MESH, mesh, [CODE])
-        assert (started.won, started.revision == there.revision) == (True, False)
-        assert asking.ensure(MESH, mesh, [CODE]).revision == started.revision, "nothing is asked for again"
+        stopped = asking.mesh(MESH)
+        assert stopped is not None
+        late = asking.ensure(MESH, mesh, [CODE], there.revision)
+        assert (late.won, late.revision) == (True, stopped.revision), "who has stopped it since is right"
+        started = asking.ensure(MESH, mesh, [CODE], stopped.revision)
+        assert (started.won, started.revision == stopped.revision) == (True, False)
+        assert asking.ensure(MESH, mesh, [CODE], started.revision).revision == started.revision, "it is so"
+        check_that_a_newer_definition_stays(asking)
     driver = new_registry(settings, str(tmp_path / "driver"), HOME, 20.0)
     driver.start()
     try:
@@ -60,6 +66,32 @@ def test_a_server_alone_is_enough_and_workers_leave_the_functions_of_meshes_alon
         driver.close()
     meshes, functions = read_definitions(settings, 20.0)
     assert (set(meshes), set(functions)) == ({MESH}, {SHOUT, FQFN})
+
+
+def check_that_a_newer_definition_stays(asking: TopicRequests) -> None:
+    """Who has decided to change a mesh before somebody else has changed it does not take that back."""
+    before = asking.mesh(MESH)
+    assert before is not None
+    mesh = wanted("shout", package=CODE.digest)
+    first, second, third = (replace(mesh, text=f"{mesh.text}\n# {number}") for number in range(3))
+    assert asking.apply(MESH, first, [CODE], before).won
+    for seen in (before.revision, None):
+        refused = asking.ensure(MESH, second, [CODE], seen)
+        assert not refused.won
+        assert "ada has sent another definition meanwhile, revision" in refused.reason
+    now = asking.mesh(MESH)
+    assert now is not None
+    assert now.text == first.text
+    assert asking.ensure(MESH, first, [CODE], before.revision).revision == now.revision, "it is as wanted"
+    assert asking.change("stop", MESH, now.revision).won
+    changed = asking.ensure(MESH, third, [CODE], now.revision)
+    there = asking.mesh(MESH)
+    assert there is not None
+    assert changed.won
+    assert (there.text, there.is_stopped) == (third.text, False), "a stop is no other definition"
+    assert asking.change("delete", MESH, there.revision).won
+    assert asking.ensure(MESH, third, [CODE], there.revision).reason == "it was deleted meanwhile"
+    assert asking.ensure(MESH, mesh, [CODE], None).won
 
 
 def check_that_a_driver_leads(worker: WorkerOfTest) -> None:

@@ -161,7 +161,7 @@ class Run:
         log_to(path)
         self._spark = make_session(mesh.name, master, given["settings"])
         if text:
-            followed.ensure(mesh, text)
+            followed.ensure(mesh, text, given["seen"])
         from kop.spark.mesh.driver import MeshDriver  # noqa: PLC0415 (takes pyspark along)
 
         self._driver = MeshDriver(

@@ -98,14 +98,17 @@ class FollowedMesh:
         groups = {made.spec.group for fqfn, made in dict(metadata.definitions).items() if fqfn not in own}
         return groups.union(*(mesh.others for mesh in meshes.values()))
 
-    def ensure(self, mesh: Mesh, text: str) -> None:
+    def ensure(self, mesh: Mesh, text: str, seen: int | None) -> None:
         """Let the leader of the workers define the mesh as `mesh`, whose file has the text `text`, and mark it as
-        started; returns once `definition` shows that. ClientError if the leader refuses it, or it is not seen here
+        started; returns once `definition` shows that. `seen` is the revision of the mesh when its user decided that;
+        None if there was none: what others have changed since stays.
+
+        ClientError if the leader refuses it, somebody else has sent another definition since, or it is not seen here
         within 30 s.
         """
         by = f"kop mesh run on {socket.gethostname()}"
         with TopicRequests(self._settings, self._patience, self._topic_names, by, may_lead=False) as requests:
-            answer = requests.ensure(self.name, *wanted_mesh(mesh, text))
+            answer = requests.ensure(self.name, *wanted_mesh(mesh, text), seen)
         if not answer.won or answer.revision is None:
             raise ClientError(f"{self.name} cannot be defined like this: {answer.reason}")
         end = clock.monotonic() + SEEN_SECONDS

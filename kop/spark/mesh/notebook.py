@@ -16,6 +16,7 @@ from typing import Any
 from kop.client.properties import connection, properties_of_environment
 from kop.errors import without_frames
 from kop.functions.localrun import names_of
+from kop.functions.topic_requests import read_definitions
 from kop.mesh.file import draft_of, text_of
 from kop.mesh.mesh_check import check
 from kop.mesh.nodes import MeshError
@@ -107,6 +108,7 @@ def run_mesh(
     if checked.plan is None:
         raise MeshError(file, checked.mistakes)
     mesh = checked.mesh
+    there = read_definitions(settings, patience)[0].get(mesh.full_name)
     for note in checked.notes:
         _say(note)
     with ExitStack() as stack:
@@ -126,6 +128,6 @@ def run_mesh(
         stack.callback(driver.close, stops_queries=False)
         driver.start()
         followed.start()
-        followed.ensure(mesh, text)
+        followed.ensure(mesh, text, None if there is None else there.revision)
         stack.pop_all()
     return RunningMesh(driver, followed)
