@@ -62,6 +62,13 @@ class ProgressListener(StreamingQueryListener):
         with self._changed:
             self._changed.wait_for(lambda: not self._runs - active, SETTLE_SECONDS)
 
+    def finish(self, progress: Any) -> None:
+        """Commit the offsets of a query's last batch, by the progress that the query itself tells, and return when that
+        is done, or after 1 s. Nothing is committed after that.
+        """
+        self._progress.commit(partitions_of(progress["sources"]))
+        self._progress.close(CLOSE_SECONDS)
+
     def close(self, spark: Any) -> None:
         """Commit the progress of the last batches, for which it waits up to 6 s, and remove this listener from the
         session.

@@ -22,12 +22,14 @@ from kop.functions.packages import Package
 from kop.mesh import records
 from kop.mesh.file import read_mesh
 from kop.mesh.server_facts import OtherWriters
+from kop.spark.group_progress import GroupProgress
 from kop.spark.mesh.component import Work
 from kop.spark.mesh.followed_mesh import DefinedMesh
 from kop.spark.mesh.link import DriverLink
 from kop.testing import Broker
 
 with pyspark_names():
+    from kop.spark.listener import ProgressListener
     from kop.spark.mesh import driver
     from kop.spark.mesh.driver import DEATHS, MeshDriver
     from kop.spark.mesh.parts import PartQueries
@@ -57,9 +59,12 @@ class QueryOfTest:
         """What it has told last."""
         return self.recentProgress[-1] if self.recentProgress else None
 
-    def read(self, batch: int, rows: int) -> None:
-        """Tell a batch."""
-        self.recentProgress.append({"batchId": batch, "numInputRows": rows, "processedRowsPerSecond": 1.0})
+    def read(self, batch: int, rows: int, **ends: int) -> None:
+        """Tell a batch, which has read up to these offsets of the first partitions of topics."""
+        source = {"endOffset": {topic: {"0": end} for topic, end in ends.items()}}
+        self.recentProgress.append(
+            {"batchId": batch, "numInputRows": rows, "processedRowsPerSecond": 1.0, "sources": [source]}
+        )
 
     def exception(self) -> Exception | None:
         """Return why it has failed."""
@@ -276,6 +281,27 @@ def test_the_rows_of_a_sink_are_counted_on_after_an_update(drives: Any, part_que
     count, of_minute = received()
     assert count == 110
     assert of_minute >= 0
+
+
+def test_what_a_sink_has_read_is_committed_though_spark_has_not_told_it_when_the_mesh_ends(
+    drives: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drive = drives("told", TWO.replace("{name}-u", "told") + SINK.replace("{name}-u", "told"))
+    started: list[QueryOfTest] = []
+
+    def start(parts: PartQueries, *_: Any, name: str, group: str, **__: Any) -> QueryOfTest:
+        listener = ProgressListener(GroupProgress(drive.settings, group), name)
+        made: Any = parts
+        vars(made)["_listeners"][name] = None, listener
+        started.append(QueryOfTest())
+        return started[-1]
+
+    monkeypatch.setattr(PartQueries, "start", start)
+    drive.begin()
+    started[0].read(0, 6, told=6)
+    drive.driver.stop()
+    drive.thread.join(30.0)
+    assert drive.broker.committed("public/default/told-s") == {("told", 0): 6}
 
 
 def test_the_offsets_of_a_query_that_is_taken_out_are_deleted(drives: Any, part_queries: list[QueryOfTest]) -> None:

@@ -353,10 +353,14 @@ class MeshDriver:
                 if not query.is_stopped:
                     self._start(query)
         self._state, self._reason = records.RUNNING, ""
-        names = ", ".join(component.name for component in components)
-        count = "1 component" if len(components) == 1 else f"{len(components)} components"
-        more = "".join(f", {query.kind} {query.name}" for query in self._queries if query.part is not None)
-        self._say(f"{mesh.full_name} runs in {count} ({names}){more}, {'batch' if self._is_batch else 'continuous'}")
+        running = [query for query in self._queries if not query.is_stopped]
+        names = [query.name for query in running if query.part is None]
+        count = "1 component" if len(names) == 1 else f"{len(names)} components"
+        told = [f"{count} ({', '.join(names)})" if names else count]
+        told += [f"{query.kind} {query.name}" for query in running if query.part is not None]
+        stopped = ", ".join(query.name for query in self._queries if query.is_stopped)
+        told += ["batch" if self._is_batch else "continuous"]
+        self._say(f"{mesh.full_name} runs in {', '.join(told)}{f'; stopped: {stopped}' if stopped else ''}")
 
     def _of_component(self, component: TaskComponent, tasks: int) -> _Query:
         work = Work(
@@ -596,10 +600,18 @@ class MeshDriver:
         if now is None or now.is_stopped:
             return True
         if now.stopped != before.stopped:
-            self._say(f"{self._name} has other parts that stand still now, as {now.by} has asked for")
+            told = [
+                f"{what} {', '.join(sorted(parts))}"
+                for what, parts in (
+                    ("stopped", now.stopped - before.stopped),
+                    ("started", before.stopped - now.stopped),
+                )
+                if parts
+            ]
+            self._say(f"{self._name} begins anew: {now.by} has {' and '.join(told)}")
             return True
         if now.version != before.version:
-            self._say(f"{self._name} is another one now: {now.by} has sent {now.kind} (revision {now.revision})")
+            self._say(f"{self._name} begins anew: {now.by} has changed it (revision {now.revision})")
             return True
         for part, revision in now.restarts.items():
             if before.restarts.get(part) != revision:
@@ -904,6 +916,8 @@ class MeshDriver:
         while any(query.isActive and query.status["isTriggerActive"] for query in others) and clock.monotonic() < end:
             threading.Event().wait(0.05)  # Spark does not say when a batch ends
         is_whole = self._hub.wait_until_none(END_SECONDS)
+        if is_over:
+            self._commit_progress()
         wanted = self._followed.definition
         begins_anew = not (is_over or self._election.is_lost or wanted is None or wanted.is_stopped)
         self._state = records.STARTING if begins_anew else records.STOPPED
@@ -914,6 +928,16 @@ class MeshDriver:
         self._tell_changes()
         self._close_planners()
         return is_whole
+
+    def _commit_progress(self) -> None:
+        """Commit what sinks and queries have read to their groups, for which each has 1 s: who ends Spark now does not
+        hear of their last batches any more.
+        """
+        for query in self._queries:
+            _, listener = self._listeners.get(f"{self._mesh.full_name}/{query.name}", (None, None))
+            progress = None if listener is None or query.query is None else query.query.lastProgress
+            if listener is not None and progress is not None:
+                listener.finish(progress)
 
     def _close_planners(self) -> None:
         for query in self._queries:
