@@ -167,7 +167,8 @@ def list_functions(worker: WorkerRest, tenant: str, namespace: str, as_json: boo
     for name in worker.send("GET", f"/admin/v3/functions/{quote(tenant)}/{quote(namespace)}").json():
         status = worker.function("GET", f"{tenant}/{namespace}/{name}", "/status").json()
         rows.append({"function": name, "running": status["numRunning"], "instances": status["numInstances"]})
-    print_rows(rows, as_json, {"function": "FUNCTION", "running": ">RUNNING", "instances": ">INSTANCES"})
+    columns = {"function": "FUNCTION", "running": ">RUNNING", "instances": ">INSTANCES"}
+    print_rows(rows, as_json, columns, f"there are no functions in {tenant}/{namespace}")
 
 
 @click.command("delete", short_help="Delete a function.")

@@ -536,9 +536,8 @@ _MEANINGS: Final[dict[Shape, str]] = {shape: shape for shape in get_args(Shape)}
 
 
 def _svg(picture: Picture, title: str, told: str) -> str:
-    legend, width = _legend(picture)
-    total = max(picture.width, width)
-    height = picture.height + 56
+    legend, _ = _legend(picture)
+    total, height = drawn_size(picture)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_n(total)} {_n(height)}" width="{_n(total)}" '
         f'height="{_n(height)}" role="img" aria-labelledby="title desc" font-family="{_FONT}" font-size="14">',
@@ -564,6 +563,11 @@ def _svg(picture: Picture, title: str, told: str) -> str:
         )
     parts.append("</svg>\n")
     return "\n".join(parts)
+
+
+def drawn_size(picture: Picture) -> tuple[float, float]:
+    """Return width and height of a picture as it is drawn, with the meaning of its shapes below it."""
+    return max(picture.width, _legend(picture)[1]), picture.height + 56
 
 
 def _legend(picture: Picture) -> tuple[list[Box], float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kop.mesh.draw import Box, Frame, picture_of
+from kop.mesh.draw import Box, Frame, drawn_size, picture_of
 from kop.mesh.graph import Graph
 from kop.mesh.plan import MeshPlan
 from kop.mesh.spec import Mesh
@@ -16,9 +16,10 @@ from kop.mesh.spec import Mesh
 
 def picture_json(mesh: Mesh, plan: MeshPlan) -> dict[str, Any]:
     """Return nodes, edges and components of a mesh as JSON values, with the places that nodes and components have in
-    its picture, in pixels from its left upper corner.
+    its picture, whose size this is, in pixels from its left upper corner.
     """
     picture = picture_of(mesh, plan)
+    width, height = drawn_size(picture)
     component_of = {name: component.name for name, component in plan.of_function.items()}
     called = {
         (topic, name): component.name
@@ -40,8 +41,8 @@ def picture_json(mesh: Mesh, plan: MeshPlan) -> dict[str, Any]:
         ]
     return {
         "mesh": mesh.full_name,
-        "width": _rounded(picture.width),
-        "height": _rounded(picture.height),
+        "width": _rounded(width),
+        "height": _rounded(height),
         "nodes": [
             {
                 "kind": "topic" if box.shape == "private" else box.shape,

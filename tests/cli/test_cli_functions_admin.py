@@ -112,6 +112,7 @@ def test_from_create_to_delete(admin: Admin) -> None:
     assert yaml.safe_load(got) == json.loads(admin.ok("get", "--fqfn", "public/default/shout", "--json"))["config"]
     assert table(admin.ok("list")) == [["FUNCTION", "RUNNING", "INSTANCES"], ["shout", "0", "2"]]
     assert json.loads(admin.ok("list", "--tenant", "other", "--json")) == []
+    assert admin("list", "--tenant", "other").output == "there are no functions in other/default\n"
     assert admin.ok("delete", "--name", "shout", "--tenant", "public") == "deleted public/default/shout\n"
     assert "Function public/default/shout doesn't exist" in admin.refused("get", "shout")
 

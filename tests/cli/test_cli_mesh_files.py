@@ -150,6 +150,8 @@ def test_a_picture_may_be_values(folder: Path, invoke: Invoke) -> None:
     for node in nodes.values():
         assert 0 <= node["x"] <= shown["width"] - node["width"]
         assert 0 <= node["y"] <= shown["height"] - node["height"]
+    picture = invoke("mesh", "draw", path).stdout
+    assert f'viewBox="0 0 {shown["width"]:g} {shown["height"]:g}"' in picture
     assert invoke("mesh", "draw", path, "--json", "--output", str(folder / "m.json")).exit_code == 0
     assert json.loads((folder / "m.json").read_text()) == shown
     assert "/mesh.json" in invoke("mesh", "draw", "m", "--live", "--json").stderr
