@@ -13,7 +13,7 @@ from typing import TypeAlias
 from kop.functions.topics import DEFAULT_NAMESPACE
 from kop.mesh.file import Draft
 from kop.mesh.graph import Graph
-from kop.mesh.nodes import Mistake, Mistakes, near
+from kop.mesh.nodes import Mistake, Mistakes, is_slip, near
 from kop.mesh.plan import Facts, MeshPlan, plan
 from kop.mesh.spec import FunctionPart, Mesh, Outline, Part
 from kop.mesh.written_schema import difference, written_schema
@@ -144,7 +144,8 @@ class _Check:
     def _inputs(self) -> None:
         """Check the topics that parts read and no part writes, and that messages reach every part. A topic is a mistake
         if it is not on the server that was asked (unless the mesh makes topics), or is neither there nor among the
-        externalWriters that are given. Those that somebody else is known to write are right; others are told in a note.
+        externalWriters that are given. Those on the server, or that somebody else is known to write, are right; others
+        are told in a note.
         """
         graph, mesh = self._graph, self._mesh
         side = graph.side_writers
@@ -166,6 +167,8 @@ class _Check:
                 missing.add(topic)
                 why = "is written by no part, and externalWriters does not name it"
             else:
+                if self._facts is not None and exists:
+                    continue
                 told.append(topic + (f" ({nearest.removeprefix('; ')})" if nearest else ""))
                 continue
             remedy = nearest or f"; name {topic} in externalWriters if others write it"
@@ -260,11 +263,13 @@ class _Check:
 
 def _near_topic(topic: str, topics: Sequence[str]) -> str:
     """Return the remedy that names the topic of the same namespace which is nearest by its name there; empty if none
-    is near. Namespaces are left out because they would make all names alike.
+    is so near that it may be a slip. Namespaces are left out because they would make all names alike.
     """
     namespace, slash, name = topic.rpartition("/")
     beside = [other.rpartition("/")[2] for other in topics if other.rpartition("/")[0] == namespace]
-    return near(name, beside).replace("; is it ", f"; is it {namespace}{slash}", 1)
+    return near(name, [other for other in beside if is_slip(name, other)]).replace(
+        "; is it ", f"; is it {namespace}{slash}", 1
+    )
 
 
 def _needs_nothing(part: Part | Outline) -> bool:

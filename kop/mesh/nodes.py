@@ -164,6 +164,26 @@ def near(name: str, names: Collection[str]) -> str:
     return f"; is it {by_lower[nearest[0]]}?" if nearest else ""
 
 
+def is_slip(name: str, other: str) -> bool:
+    """Return if `name` may be `other`, written with a slip: one letter, regardless of case, is missing, too many or
+    another one, or two have changed places. Digits tell names apart: `in-1` is not `in-2`.
+    """
+    first, second = name.lower(), other.lower()
+    start = _same_letters(first, second)
+    first, second = first[start:], second[start:]
+    end = _same_letters(first[::-1], second[::-1])
+    first, second = first[: len(first) - end], second[: len(second) - end]
+    if any(map(str.isdecimal, first + second)):
+        return False
+    return max(len(first), len(second)) <= 1 or (len(first) == 2 and first == second[::-1])
+
+
+def _same_letters(first: str, second: str) -> int:
+    """Return the number of letters with which both texts begin."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((at for at, (letter, other) in pairs if letter != other), min(len(first), len(second)))
+
+
 class Section:
     """The fields of a part, taken out one by one. `place` names it for people; `written` has other names of fields."""
 

@@ -99,11 +99,33 @@ def test_an_input_that_nobody_writes(head: str, facts: Facts | None, mistake: st
     ]
 
 
+@pytest.mark.parametrize(
+    ("topic", "written", "is_near"),
+    [
+        ("orders", "clean-orders", False),
+        ("clean-orders", "orders", False),
+        ("mesh-lines", "mesh-loud", False),
+        ("late-orders", "large-orders", False),
+        ("orders-1", "orders-2", False),
+        ("order", "orders", True),
+        ("Orders", "orders", True),
+        ("oders", "orders", True),
+        ("orderz", "orders", True),
+        ("ordres", "orders", True),
+    ],
+)
+def test_a_topic_is_guessed_if_one_letter_makes_the_difference(topic: str, written: str, is_near: bool) -> None:
+    text = HEAD + function("a", "in", written) + function("b", topic, "t")
+    guess = f" (is it {written}?)" if is_near else ""
+    assert checked(text).notes == (f"topics that others have to write: in, {topic}{guess}",)
+
+
 def test_an_input_may_be_written_by_others() -> None:
     text = HEAD + function("a", "in", "orders") + function("b", "ordres", "t")
     assert checked(text).notes == ("topics that others have to write: in, ordres (is it orders?)",)
     assert told("externalWriters: [in, ordres]\n" + text) == []
-    assert told(text, Facts({"in": 1, "ordres": 2})) == []
+    on_server = check(draft_of(text, "mesh.yaml"), Facts({"in": 1, "ordres": 2}))
+    assert (on_server.mistakes, on_server.notes) == ((), ()), "the server has them"
     alone = HEAD + function("b", "topic")
     assert told(alone, Facts({"in": 1})) == [
         "3: function b: inputs: topic is not on the server, and no part writes it; name topic in externalWriters if "
