@@ -21,7 +21,7 @@ from kop import clock
 from kop.cli.common import CliError, CliUsageError, fail, json_option, note, print_json, print_table
 from kop.cli.functions import ServerOptions, connection_options
 from kop.cli.mesh_files import AskedServer, asked_server, check_file, code_option, facts_of
-from kop.cli.mesh_reports import is_driven, read_reports, state_of
+from kop.cli.mesh_reports import is_at_work, is_driven, read_reports, state_of
 
 if TYPE_CHECKING:
     from kop.functions.definitions import Definition, LeaderAnswer, MeshDefinition, WantedMesh
@@ -305,7 +305,7 @@ def _wait_until_stopped(settings: dict[str, Any], patience: float, name: str, pa
     end = clock.monotonic() + STOP_SECONDS
     while clock.monotonic() < end:
         report = read_reports(settings, patience).get(name)
-        if not is_driven(report) or state_of(report) not in {records.RUNNING, records.STARTING}:
+        if not is_at_work(report):
             return
         if part and report and state_of(report) == records.RUNNING and (report.get("revision") or 0) >= (revision or 0):
             return
@@ -370,7 +370,7 @@ def delete(server: ServerOptions, mesh: str, as_json: bool) -> None:
     with _requests(asked) as asking:
         there, _ = _there(asked, name)
         report = read_reports(settings, patience).get(name)
-        if is_driven(report) and state_of(report) in {records.RUNNING, records.STARTING}:
+        if is_at_work(report):
             fail(f"{name} runs: kop mesh stop {name} first")
         answer = _granted(asking.change("delete", name, there.revision))
         if read_reports(settings, patience):

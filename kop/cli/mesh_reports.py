@@ -34,8 +34,15 @@ def state_of(report: Mapping[str, Any] | None) -> str:
 
 
 def is_driven(report: Mapping[str, Any] | None) -> bool:
-    """Return if a driver has written this report in the last 10 s, in whatever state the mesh is."""
+    """Return if a driver has written this report in the last 10 s, in whatever state the mesh is, and has not ended."""
     from kop.mesh import records
 
-    silent_ms = clock.wall_ms() - int((report or {}).get("at_ms", 0))
-    return bool(report) and silent_ms <= records.SILENT_SECONDS * 1000
+    return records.is_driven(report or {}, clock.wall_ms())
+
+
+def is_at_work(report: Mapping[str, Any] | None) -> bool:
+    """Return if a driver has the mesh and runs it, or is about to begin its queries; False while it starts Spark."""
+    from kop.mesh import records
+
+    works = state_of(report) in {records.RUNNING, records.STARTING}
+    return works and is_driven(report) and bool((report or {}).get("drives", True))

@@ -74,6 +74,7 @@ class ShownMesh:
             "reason": report.get("reason") or "",
             "revision": self.definition.revision,
             **{name: report.get(name) for name in ("host", "pid", "started_ms", "at_ms", "trigger")},
+            "ended": bool(report.get("ended")),
             "components": list(components.values()),
             "parts": parts,
             "edges": self.edges(),
@@ -248,8 +249,10 @@ def _headline(shown: Mapping[str, Any]) -> str:
     if shown["at_ms"] is None:
         return f"{mesh}: {state}, no driver has run it: kop mesh run {shown['mesh']}"
     where = f"on {shown['host']}, process {shown['pid']}"
+    seconds = max(0, clock.wall_ms() - shown["at_ms"]) // 1000
+    if shown["ended"]:
+        return f"{mesh}: {state}, no driver; the last one, on {shown['host']}, ended {seconds} s ago"
     if not is_driven(shown):
-        seconds = (clock.wall_ms() - shown["at_ms"]) // 1000
         return f"{mesh}: {state}, no driver; the last one, {where}, has said nothing for {seconds} s"
     why = f": {shown['reason']}" if shown["reason"] else ""
     return f"{mesh}: {state} {where}, {shown['trigger']}{why}"
@@ -341,7 +344,7 @@ def list_meshes(server: ServerOptions, as_json: bool) -> None:
         for name, definition in sorted(meshes.items())
     ]
     columns = {"mesh": "MESH", "state": "STATE", "revision": ">REVISION", "host": "HOST", "parts": ">PARTS"}
-    print_rows(rows, as_json, columns)
+    print_rows(rows, as_json, columns, "there are no meshes; define one with: kop mesh create FILE")
 
 
 COMMANDS = (list_meshes, status, stats)

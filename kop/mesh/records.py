@@ -64,6 +64,12 @@ def state_of(report: Mapping[str, Any], now_ms: int) -> str:
     return state
 
 
+def is_driven(report: Mapping[str, Any], now_ms: int) -> bool:
+    """Return if a driver that lives has written this report: in the 10 s before `now_ms`, and not as its last one."""
+    silent = (now_ms - int(report.get("at_ms", 0))) / 1000
+    return bool(report) and not report.get("ended") and silent <= SILENT_SECONDS
+
+
 def full_name(text: str) -> str:
     """Return TENANT/NAMESPACE/NAME; a name without them gets public/default."""
     return text if text.count("/") == 2 else f"public/default/{text}"

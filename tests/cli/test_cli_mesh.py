@@ -150,6 +150,7 @@ def check_changes(mesh: OnBroker, path: Path) -> None:
     next(left)
     assert "its topics and the state of its functions are still there" in mesh.ok("delete", "loud")
     assert json.loads(mesh.ok("list", "--json")) == []
+    assert mesh("list").output == "there are no meshes; define one with: kop mesh create FILE\n"
     assert next(left) == {"public/default/kept": True, "public/default/gone": False}
 
 
@@ -172,8 +173,8 @@ def check_reports(mesh: OnBroker) -> None:
     try:
         topic.make()
 
-        def put(state: str, at_ms: int) -> None:
-            report = records.encode({**REPORT, "state": state, "at_ms": at_ms})
+        def put(state: str, at_ms: int, **more: bool) -> None:
+            report = records.encode({**REPORT, "state": state, "at_ms": at_ms, **more})
             topic.put({records.key(records.REPORT, NAME): report})
 
         put(records.RUNNING, int(time.time() * 1000) + 600_000)  # a slow machine does not make it old
@@ -198,6 +199,16 @@ def check_reports(mesh: OnBroker) -> None:
         assert mesh.ok("list").splitlines()[1].split()[:2] == [NAME, "running"]
         assert f"kop mesh stop {NAME} first" in mesh("delete", "loud").stderr
         check_the_live_picture(mesh)
+        put(records.STOPPED, int(time.time() * 1000) + 600_000, ended=True)
+        assert (
+            mesh.ok("status", "loud")
+            .splitlines()[0]
+            .endswith("): stopped, no driver; the last one, on there, ended 0 s ago")
+        )
+        put(records.STARTING, int(time.time() * 1000) + 600_000, drives=False)
+        assert "): starting on there, process 7, continuous" in mesh.ok("status", "loud")
+        assert f"{NAME}: stopped" in mesh.ok("stop", "loud"), "nothing waits for a driver without Spark"
+        mesh.ok("start", "loud")
         put(records.RUNNING, 1)
         assert "has said nothing for" in mesh.ok("status", "loud")
         part = json.loads(mesh.ok("status", "loud", "--json"))["parts"][0]

@@ -16,6 +16,7 @@ from spark.pyspark_names import pyspark_names
 from support.waiting import wait_until
 
 from kop.client.errors import UnreachableError
+from kop.client.keyed_topic import KeyedTopic
 from kop.client.write_client import WriteClient
 from kop.functions.definitions import MeshDefinition
 from kop.functions.packages import Package
@@ -199,6 +200,11 @@ class Drive:
         """Return the names of the components that run."""
         return [made["name"] for made in self.driver.report()["components"] if made["state"] == records.RUNNING]
 
+    def last_report(self) -> dict[str, Any]:
+        """Return what `kop mesh status` reads of it."""
+        with closing(KeyedTopic(self.settings, records.TOPIC, 20.0)) as topic:
+            return records.decode(topic.read()[records.key(records.REPORT, self.followed.name)])
+
     def kill(self, function: str) -> None:
         """Tell the driver, as tasks do, that a function has ended its worker so often that it is to run apart."""
         work = self.spark.works[-1]
@@ -301,6 +307,7 @@ def test_what_a_sink_has_read_is_committed_though_spark_has_not_told_it_when_the
     started[0].read(0, 6, told=6)
     drive.driver.stop()
     drive.thread.join(30.0)
+    assert drive.last_report()["ended"] is True
     assert drive.broker.committed("public/default/told-s") == {("told", 0): 6}
 
 

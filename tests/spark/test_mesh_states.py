@@ -51,9 +51,9 @@ def test_a_mesh_that_cannot_run_has_failed(kop_broker: Broker) -> None:
         arguments = [sys.executable, "-m", "kop.spark.mesh", json.dumps({**given, **more})]
         return subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=60)
 
-    reason = f"there is no mesh {NAME}: kop mesh run FILE makes it of a file"
+    reason = f"there is no mesh {NAME}: kop mesh run FILE defines and runs one"
     ended = run(json=True)
-    assert (ended.returncode, ended.stderr) == (1, f"{reason}\n")
+    assert (ended.returncode, ended.stderr) == (1, f"kop: {reason}\n")
     (line,) = ended.stdout.splitlines()
     assert {**json.loads(line), "at_ms": 0} == {
         "at_ms": 0, "mesh": NAME, "component": None, "state": "failed", "reason": reason, "revision": None,

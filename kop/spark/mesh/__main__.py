@@ -32,6 +32,7 @@ from kop.mesh.nodes import MeshError
 from kop.spark.mesh.followed_mesh import FollowedMesh
 from kop.spark.mesh.run_states import RunStates
 from kop.spark.mesh.session import end_at_once, make_session, master_of
+from kop.spark.mesh.start_notice import StartNotice
 from kop.spark.mesh.task import cache_folder
 
 WAIT_SECONDS: Final = 0.5
@@ -115,7 +116,8 @@ class Run:
                 self.over.set()
 
     def _fail(self, reason: str) -> None:
-        say(reason)
+        for line in reason.splitlines():
+            say(f"kop: {line}")
         self._tell_failure(reason)
 
     def _tell_failure(self, reason: str) -> None:
@@ -150,7 +152,7 @@ class Run:
         followed.start()
         if mesh is None:
             if followed.definition is None:
-                raise ClientError(f"there is no mesh {name}: kop mesh run FILE makes it of a file")
+                raise ClientError(f"there is no mesh {name}: kop mesh run FILE defines and runs one")
             mesh = defined_mesh(followed.definition)
             for note in mesh.notes:  # those of a file were told when it was checked
                 say(note)
@@ -159,7 +161,11 @@ class Run:
         path = cache_folder().parent / "meshes" / f"{name.replace('/', '.')}.log"
         say(f"starting Spark for {name}; what it and the functions print is in {path}")
         log_to(path)
-        self._spark = make_session(mesh.name, master, given["settings"])
+        notice = StartNotice(settings, name, "batch" if given["once"] else mesh.trigger)
+        try:
+            self._spark = make_session(mesh.name, master, given["settings"])
+        finally:
+            notice.close()
         if text:
             followed.ensure(mesh, text, given["seen"])
         from kop.spark.mesh.driver import MeshDriver  # noqa: PLC0415 (takes pyspark along)

@@ -193,6 +193,8 @@ class MeshDriver:
         self._reported = float("-inf")
         self._state = records.STARTING
         self._reason = ""
+        self._has_ended = False
+        """True once this driver does nothing more, and leaves the mesh to others."""
         self._refused = NO_REVISION
         """The revision of the definition that cannot be run."""
         is_local = is_here(spark)
@@ -301,6 +303,9 @@ class MeshDriver:
                 told = why
                 self._say(f"{self._name} {why}")
             self._stopping.wait(TURN_SECONDS)
+        if self._election.is_mine:
+            self._state, self._has_ended = records.STOPPED, True
+            self._report()
         return None
 
     # -- its beginning
@@ -832,6 +837,8 @@ class MeshDriver:
             "started_ms": self._started_ms,
             "at_ms": clock.wall_ms(),
             "trigger": "batch" if self._is_batch else "continuous",
+            "drives": True,
+            "ended": self._has_ended,
             "components": [
                 {
                     "name": query.name,
@@ -921,6 +928,7 @@ class MeshDriver:
         wanted = self._followed.definition
         begins_anew = not (is_over or self._election.is_lost or wanted is None or wanted.is_stopped)
         self._state = records.STARTING if begins_anew else records.STOPPED
+        self._has_ended = is_over
         for query in self._queries:
             query.become(records.STOPPED)
         if not self._election.is_lost:
