@@ -250,11 +250,11 @@ def _headline(shown: Mapping[str, Any]) -> str:
         return f"{mesh}: {state}, no driver has run it: kop mesh run {shown['mesh']}"
     where = f"on {shown['host']}, process {shown['pid']}"
     seconds = max(0, clock.wall_ms() - shown["at_ms"]) // 1000
+    why = f": {shown['reason']}" if shown["reason"] else ""
     if shown["ended"]:
-        return f"{mesh}: {state}, no driver; the last one, on {shown['host']}, ended {seconds} s ago"
+        return f"{mesh}: {state}, no driver; the last one, on {shown['host']}, ended {seconds} s ago{why}"
     if not is_driven(shown):
         return f"{mesh}: {state}, no driver; the last one, {where}, has said nothing for {seconds} s"
-    why = f": {shown['reason']}" if shown["reason"] else ""
     return f"{mesh}: {state} {where}, {shown['trigger']}{why}"
 
 

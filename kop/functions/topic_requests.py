@@ -147,7 +147,7 @@ class TopicRequests:
                 return LeaderAnswer(request="", status=NOT_THERE, reason="it was deleted meanwhile")
             if there is None or not (is_applied or is_same(wanted, there, functions)):
                 if there is not None and (seen is None or there.version > seen):
-                    told = f"{there.by} has sent another definition meanwhile, revision {there.revision}"
+                    told = f"{there.by} has sent another definition meanwhile (revision {there.revision})"
                     return LeaderAnswer(request="", status=LOST, reason=told, revision=there.revision)
                 answer = self.apply(name, wanted, packages, there)
                 is_applied = answer.won

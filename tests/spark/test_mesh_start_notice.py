@@ -49,8 +49,16 @@ def test_a_driver_that_starts_says_so_until_it_has_started(
     assert first["components"] == [{"name": "a", "state": "starting", "reason": ""}]
     wait_until(lambda: report()["at_ms"] > first["at_ms"], "a further report", 30.0)
     starting.close()
+    assert (report()["state"], report()["ended"]) == ("starting", False), "the driver goes on with its own reports"
+    failing = notice(kop_shared_broker, name)
+    failing.close("no Java")
+    assert (report()["state"], report()["ended"], report()["reason"]) == ("starting", False, ""), "another one lives"
+    topic.put({key: records.encode({**LAST, "state": "running", "at_ms": 1})})
+    notice(kop_shared_broker, name).close("no Java")
+    wait_until(lambda: report()["state"] == "failed", "the last report", 30.0)
     last = report()
-    assert records.state_of(last, last["at_ms"]) == "starting"
+    assert (last["ended"], last["reason"]) == (True, "no Java")
+    assert not records.is_driven(last, last["at_ms"])
 
 
 @pytest.mark.parametrize("is_over", [False, True])

@@ -164,10 +164,12 @@ class Run:
         notice = StartNotice(settings, name, "batch" if given["once"] else mesh.trigger)
         try:
             self._spark = make_session(mesh.name, master, given["settings"])
-        finally:
-            notice.close()
-        if text:
-            followed.ensure(mesh, text, given["seen"])
+            if text:
+                followed.ensure(mesh, text, given["seen"])
+        except Exception as error:
+            notice.close(str(error).partition("\n")[0])
+            raise
+        notice.close()
         from kop.spark.mesh.driver import MeshDriver  # noqa: PLC0415 (takes pyspark along)
 
         self._driver = MeshDriver(

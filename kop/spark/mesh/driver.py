@@ -327,9 +327,11 @@ class MeshDriver:
             self._ended_calls, self._ended_texts = {}, {}
             self._begin()
         except ClientError as error:
-            if is_first:
-                raise
             self._refused, self._state, self._reason = definition.revision, records.FAILED, str(error)
+            if is_first:
+                self._has_ended = True
+                self._report()
+                raise
             self._say(f"{self._name} does not run as it is defined now, and waits for another update: {error}")
             return False
         except UnreachableError as error:

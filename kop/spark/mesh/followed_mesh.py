@@ -110,7 +110,7 @@ class FollowedMesh:
         with TopicRequests(self._settings, self._patience, self._topic_names, by, may_lead=False) as requests:
             answer = requests.ensure(self.name, *wanted_mesh(mesh, text), seen)
         if not answer.won or answer.revision is None:
-            raise ClientError(f"{self.name} cannot be defined like this: {answer.reason}")
+            raise ClientError(f"{self.name} is not defined as the file says: {answer.reason}")
         end = clock.monotonic() + SEEN_SECONDS
         while (there := self.definition) is None or there.revision < answer.revision:
             if clock.monotonic() > end:

@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any, Final
 
 from kop import clock
@@ -45,29 +45,35 @@ class StartNotice:
             "ended": False,
         }
         self._over = threading.Event()
+        self._failure = ""
         self._thread = threading.Thread(target=self._run, name="kop-mesh-start-notice", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
-        """End it. Returns once nothing is written any more, or after 3 s."""
+    def close(self, failure: str = "") -> None:
+        """End it. Returns once nothing is written any more, or after 3 s. The last report says that the driver has
+        ended, and why, if `failure` is the reason why there will be none.
+        """
+        self._failure = failure
         self._over.set()
         self._thread.join(CLOSE_SECONDS)
 
     def _run(self) -> None:
         with closing(KeyedTopic(self._settings, records.TOPIC, PATIENCE_SECONDS)) as topic:
             while not self._over.is_set():
-                try:
+                with suppress(Exception):  # the driver itself tells what is wrong with the topic
                     topic.make()
-                    self._tell(topic)
-                except Exception:  # the driver itself tells what is wrong with the topic
-                    pass
+                    self._tell(topic, self._own)
                 self._over.wait(AGAIN_SECONDS)
+            if self._failure:
+                end = {"state": records.FAILED, "reason": self._failure, "ended": True}
+                with suppress(Exception):
+                    self._tell(topic, self._own | end)
 
-    def _tell(self, topic: KeyedTopic) -> None:
+    def _tell(self, topic: KeyedTopic, values: Mapping[str, Any]) -> None:
+        """Write the last report anew with these values, unless it is that of another driver which lives."""
         last = records.decode(topic.read().get(self._key, b""))
         is_own = all(last.get(name) == self._own[name] for name in ("host", "pid", "started_ms"))
-        if self._over.is_set() or (not is_own and records.is_driven(last, clock.wall_ms())):
-            return
-        components = [{**each, "state": records.STARTING, "reason": ""} for each in last.get("components", ())]
-        made = {**last, **self._own, "components": components, "at_ms": clock.wall_ms()}
-        topic.put({self._key: records.encode(made)})
+        if is_own or not records.is_driven(last, clock.wall_ms()):
+            components = [{**each, "state": values["state"], "reason": ""} for each in last.get("components", ())]
+            made = {**last, **values, "components": components, "at_ms": clock.wall_ms()}
+            topic.put({self._key: records.encode(made)})
