@@ -1,12 +1,14 @@
 """Incremental fetch sessions (KIP-227): what a consumer asked for last time need not be asked again.
 
-Owns: sessions, their epochs and their eviction.
+Owns: sessions, their epochs and their eviction, the memory that they take together.
 Must not know: logs, sockets.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
+from typing import Final
 from uuid import UUID
 
 from kop import clock
@@ -24,6 +26,12 @@ EVICT_AFTER_MS = 120_000
 """The ms without use after which a session makes room for a new one (Kafka's
 min.incremental.fetch.session.eviction.ms).
 """
+MOST_BYTES: Final = 96 * 1024 * 1024
+"""The most bytes of memory that all sessions take together: enough for twice the number of partitions that there may be
+by default. Kafka bounds the number of sessions alone.
+"""
+_PARTITION_BYTES: Final = 320
+"""The bytes that a partition of a session takes beside its topic's name."""
 
 
 class SessionPartition:
@@ -65,7 +73,7 @@ class SessionPartition:
 class FetchSession:
     """A fetch session: a client's partitions, in the order in which they get their turn."""
 
-    __slots__ = ("by_id", "epoch", "last_used_ms", "owner", "partitions", "session_id")
+    __slots__ = ("by_id", "epoch", "last_used_ms", "owner", "partitions", "session_id", "size")
 
     def __init__(self, session_id: int, by_id: bool, now_ms: int, owner: str) -> None:
         self.session_id = session_id
@@ -75,6 +83,8 @@ class FetchSession:
         self.epoch = 1
         self.last_used_ms = now_ms
         self.partitions: dict[Key, SessionPartition] = {}
+        self.size = 0
+        """The bytes of memory that its partitions take."""
 
     def update(self, call: FetchCall) -> None:
         """Apply a request to the session's partitions: those that it names are added or changed, those that it forgets
@@ -85,10 +95,12 @@ class FetchSession:
             known = self.partitions.get(key)
             if known is None:
                 self.partitions[key] = SessionPartition(wanted)
+                self.size += _size_of(wanted.topic)
             else:
                 known.wanted = wanted
         for key in call.forgotten:
-            self.partitions.pop(key, None)
+            if self.partitions.pop(key, None) is not None:
+                self.size -= _size_of(key[0])
 
     def rotate(self, served: list[Key]) -> None:
         """Put the partitions `served`, which gave records, behind all others of the session, so that those come first
@@ -101,12 +113,14 @@ class FetchSession:
 
 
 class FetchSessions:
-    """The sessions of this broker, `slots` at most."""
+    """The sessions of this broker, `slots` at most, which take `MOST_BYTES` of memory at most."""
 
     def __init__(self, slots: int, metrics: Metrics) -> None:
         self._slots = slots
         self._metrics = metrics
         self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
+        """The sessions by their ids, the one that was not used for the longest time first."""
+        self._size = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -117,7 +131,8 @@ class FetchSessions:
 
         Epoch 0 ends the client's session of that id and begins a new one; None if the Fetch names no partition, or
         there is no room and no session was unused for two minutes. Epoch -1 only ends it. A session that loses its last
-        partition ends, too, and the answer says so by the session id 0. PeerError: FETCH_SESSION_ID_NOT_FOUND if it was
+        partition, or for whose new ones there is no room, ends, too, and the answer says so by the session id 0.
+        PeerError: FETCH_SESSION_ID_NOT_FOUND if it was
         evicted or is another client's, INVALID_FETCH_SESSION_EPOCH if requests got lost, FETCH_SESSION_TOPIC_ID_ERROR
         if names and ids are mixed in one session.
         """
@@ -137,13 +152,15 @@ class FetchSessions:
             )
         if session.by_id != by_id:
             raise PeerError("a fetch session goes by names or by ids", ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
+        self._size -= session.size
         session.update(call)
-        if not session.partitions:
-            self._drop(session.session_id)
-            return None
+        self._size += session.size
         session.epoch = 1 if session.epoch == _MAX_EPOCH else session.epoch + 1
         session.last_used_ms = now_ms
         self._sessions.move_to_end(session.session_id)
+        if not session.partitions or not self._make_room(now_ms, slots=self._slots):
+            self._drop(session.session_id)
+            return None
         return session
 
     def end(self, session: FetchSession) -> None:
@@ -158,21 +175,43 @@ class FetchSessions:
     def _create(self, call: FetchCall, by_id: bool, now_ms: int, owner: str) -> FetchSession | None:
         if not call.partitions:
             return None
-        if len(self._sessions) >= self._slots:
-            oldest = next(iter(self._sessions.values()), None)
-            if oldest is None or now_ms - oldest.last_used_ms < EVICT_AFTER_MS:
-                return None
-            self._drop(oldest.session_id)
-            self._metrics.fetch_sessions_evicted.inc()
+        size = sum([_size_of(wanted.topic) for wanted in call.partitions])
+        if not self._make_room(now_ms, slots=self._slots - 1, size=size):
+            return None
         session_id = clock.chance.randint(1, 0x7FFFFFFF)
         while session_id in self._sessions:
             session_id = clock.chance.randint(1, 0x7FFFFFFF)
         session = FetchSession(session_id, by_id, now_ms, owner)
         session.update(call)
         self._sessions[session_id] = session
+        self._size += session.size
         self._metrics.fetch_sessions.set(len(self._sessions))
         return session
 
+    def _make_room(self, now_ms: int, *, slots: int, size: int = 0) -> bool:
+        """Evict sessions that were unused for two minutes, as many as it takes for at most `slots` to be left, and for
+        `size` more bytes; return true if that was enough.
+        """
+        most = MOST_BYTES - size
+        if slots < 0 or most < 0:
+            return False
+        while len(self._sessions) > slots or self._size > most:
+            oldest = next(iter(self._sessions.values()))
+            if now_ms - oldest.last_used_ms < EVICT_AFTER_MS:
+                return False
+            self._drop(oldest.session_id)
+            self._metrics.fetch_sessions_evicted.inc()
+        return True
+
     def _drop(self, session_id: int) -> None:
-        self._sessions.pop(session_id, None)
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self._size -= session.size
         self._metrics.fetch_sessions.set(len(self._sessions))
+
+
+def _size_of(topic: str | UUID) -> int:
+    """Return the bytes of memory that a partition of a topic takes in a session, by the topic's name or id. Each counts
+    the name twice, as the key and in the client's last wish: requests may name a topic once for each partition.
+    """
+    return _PARTITION_BYTES + 2 * sys.getsizeof(topic)
