@@ -13,8 +13,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+MOST_HTTP_CONNECTIONS: Final = 32
+"""The connections that the HTTP port has at a time: a few tools that read metrics and ask for the state."""
 READ_SECONDS = 1.0
 """The seconds after which a Fetch is taken to wait for records, so that its read is over and frees its place."""
 _ROUNDS = 3

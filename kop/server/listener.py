@@ -24,7 +24,7 @@ from kop.security.certificates import of_der
 from kop.security.listener import OPEN, ListenerSecurity
 from kop.security.tls import TlsContext
 from kop.server.connection import ClientConnection
-from kop.server.limits import MemoryBudget, ReadAdmission
+from kop.server.limits import MOST_HTTP_CONNECTIONS, MemoryBudget, ReadAdmission
 from kop.server.peer import describe
 from kop.server.request import RequestPipeline
 from kop.server.settings import ServerSettings
@@ -51,8 +51,10 @@ again earlier finds the memory of the last one: fresh pages cost a fifth of its 
 _GROWN_BYTES = 16 * 1024 * 1024
 _BY_CERTIFICATE = "SSL"
 """The word, in audit lines, for a login by a certificate."""
-_OTHER_FILES = 64
-"""The number of open files that connections leave to storage and other parts if the system's limit is low."""
+_OTHER_FILES = 64 + 2 * MOST_HTTP_CONNECTIONS
+"""The number of open files that connections leave to storage and other parts if the system's limit is low. The HTTP
+port has twice as many as it keeps for a moment, while it closes those that are too many.
+"""
 
 log = logging.getLogger(__name__)
 
