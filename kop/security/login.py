@@ -183,5 +183,5 @@ class Login:
 
     def _lifetime_ms(self, expires_ms: int | None, now_ms: int) -> int | None:
         longest = self.mechanisms[self.mechanism].longest_ms
-        ends = [] if expires_ms is None else [max(expires_ms - now_ms, 0)]
+        ends = [] if expires_ms is None else [max(expires_ms - now_ms, 1)]  # 0 would tell the client that there is none
         return min([*ends, longest] if longest > 0 else ends, default=None)

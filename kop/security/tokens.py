@@ -260,7 +260,7 @@ def identity_of(claims: Mapping[str, Any], rules: TokenRules, now: float) -> Cli
         raise TokenError(f"its exp is further than {rules.longest:.0f} s away")
     if any((begins := _time(claims, claim)) is not None and begins > now + rules.skew for claim in ("nbf", "iat")):
         raise TokenError("it is of the future: nbf or iat")
-    expires_ms = None if ends is None else int(ends * 1000)
+    expires_ms = None if ends is None else int((ends + rules.skew) * 1000)
     return ClientIdentity(f"User:{name}", expires_ms, claim=_claim(claims, rules.namespace_claim))
 
 

@@ -150,7 +150,8 @@ def logged_in(longest_ms: int = 0) -> Login:
         (0, 1300, 300),
         (500, 1300, 300),
         (200, 1300, 200),
-        (0, 900, 0),
+        (0, 900, 1),
+        (500, 1000, 1),
     ],
 )
 def test_a_session_ends_with_the_setting_or_the_token(

@@ -368,15 +368,15 @@ def test_a_token_logs_in_until_it_ends(tmp_path: Path) -> None:
             client = await client_of(serving)
             answer = await by_token(client, token())
             assert (answer.error_code, bytes(answer.auth_bytes)) == (0, b"")
-            assert 590_000 < answer.session_lifetime_ms <= 600_000
-            assert (await by_token(client, token(900))).session_lifetime_ms > 890_000
+            assert 620_000 < answer.session_lifetime_ms <= 630_000, "clocks may differ by 30 s"
+            assert (await by_token(client, token(900))).session_lifetime_ms > 920_000
             assert (await client.call(3, 1, topics=[])).brokers
             await client.close()
             client = await client_of(serving)  # it has ended, and clocks may differ
             answer = await by_token(client, token(-1))
-            assert (answer.error_code, answer.session_lifetime_ms) == (0, 0)
-            client.send(3, 1, topics=[])
-            assert await is_closed(client)
+            assert (answer.error_code, 0 < answer.session_lifetime_ms < 29_001) == (0, True)
+            assert (await client.call(3, 1, topics=[])).brokers
+            await client.close()
             client = await client_of(serving)
             answer = await by_token(client, token(iss="https://other"))
             assert (answer.error_code, bytes(answer.auth_bytes)) == (0, b'{"status":"invalid_token"}')

@@ -44,7 +44,9 @@ class ClientIdentity:
     principal: str
     """The name for rights, as `User:NAME`."""
     expires_ms: int | None = None
-    """The end of the client's credentials, in milliseconds since the epoch; None: they have none."""
+    """The time from which on the client's credentials count no more, in milliseconds since the epoch; None: they have
+    no end.
+    """
     is_valid: Callable[[], bool] = _always
     """Returns false once the client could not show it any more."""
     claim: NamespaceClaim | None = None
@@ -69,7 +71,9 @@ class Exchange(ABC):
     principal: str | None = None
     """The client's name for rights, as `User:NAME`; None until the exchange has succeeded."""
     expires_ms: int | None = None
-    """The end of the client's credentials, in milliseconds since the epoch; None: they have none."""
+    """The time from which on the client's credentials count no more, in milliseconds since the epoch; None: they have
+    no end.
+    """
     claim: NamespaceClaim | None = None
     """The claim to a namespace that the client's credentials make; None if they make none."""
     is_by_token = False
