@@ -144,6 +144,9 @@ def server_context(options: TlsFiles) -> tuple[ssl.SSLContext, list[StoredCertif
                 "without them a certificate of any public CA would do"
             )
         context.verify_mode = CLIENT_AUTH[options.client_auth]
+        # A session that is resumed is not checked again. Of TLS 1.2 the library always resumes them: `kop.server.tls`
+        # looks at their certificates.
+        context.num_tickets = 0
         stored += _trust(context, options)
     return context, stored
 

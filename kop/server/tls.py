@@ -15,6 +15,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final, cast
 
+from kop import clock
+from kop.security.certificates import of_der
+
 HANDSHAKE_SECONDS: Final = 10.0
 BUFFER_BYTES: Final = 64 * 1024
 """Bytes that are read from a socket at a time."""
@@ -135,6 +138,8 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         certificate = self._tls.getpeercert(binary_form=True)
         if certificate is not None:
             try:
+                if self._tls.session_reused:
+                    _check_end(certificate)
                 self._shown(certificate)
             except ValueError as error:
                 self._fail(str(error), of_certificate=True)
@@ -346,6 +351,14 @@ _REASONS: Final = {
     ),
     "EXCESSIVE_MESSAGE_SIZE": "the client sends more in the TLS handshake than any certificate has",
 }
+
+
+def _check_end(certificate: bytes) -> None:
+    """Raise ValueError if a certificate, in DER, has expired. OpenSSL looks at it only when a session begins, and not
+    when a connection resumes one.
+    """
+    if of_der(certificate).days_left(clock.wall()) <= 0:
+        raise ValueError("the client resumes a TLS session, and its certificate has expired since that began")
 
 
 def _is_of_certificate(error: ssl.SSLError) -> bool:

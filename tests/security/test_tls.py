@@ -44,12 +44,14 @@ def trusted(location: str = "", **more: Any) -> Store:
     return Store(kind="truststore", location=location, **more)
 
 
-def shake(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[ssl.SSLObject, ssl.SSLObject]:
-    """Shake hands in memory; SSLError of the side that refuses."""
+def shake(
+    server: ssl.SSLContext, client: ssl.SSLContext, session: ssl.SSLSession | None = None
+) -> tuple[ssl.SSLObject, ssl.SSLObject]:
+    """Shake hands in memory, and resume a session if one is given; SSLError of the side that refuses."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = (
         server.wrap_bio(to_server, to_client, server_side=True),
-        client.wrap_bio(to_client, to_server, server_hostname="localhost"),
+        client.wrap_bio(to_client, to_server, server_hostname="localhost", session=session),
     )
     for _ in range(4):
         for side in reversed(sides):
@@ -127,6 +129,18 @@ def test_certificates_of_clients_are_asked_for(ca: Authority, pem: str, auth: st
         context.load_cert_chain(of_client)
         with pytest.raises(ssl.SSLCertVerificationError):
             shake(server, context)
+
+
+@pytest.mark.parametrize("auth", ["none", "requested", "required"])
+def test_tls_1_3_resumes_no_session_where_certificates_are_asked_for(ca: Authority, pem: str, auth: str) -> None:
+    files = TlsFiles(keystore=keystore(pem), truststore=trusted(ca.pem), enabled_protocols=("TLSv1.3",))
+    server, _ = server_context(replace(files, client_auth=auth))
+    client, _ = client_context(files)
+    of_server, of_client = shake(server, client)
+    of_server.write(b"x")
+    of_client.read(1)  # tickets come before it
+    again, _ = shake(server, client, of_client.session)
+    assert again.session_reused == (auth == "none")
 
 
 def test_a_certificate_by_itself_is_trusted_as_in_java(ca: Authority, pem: str) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from typing import Any
 
 import pytest
 from support.certificates import self_signed
 
+from kop import clock
 from kop.server.tls import BUFFER_BYTES, TlsTransport
 
 
@@ -54,12 +56,27 @@ class Socket(asyncio.Transport):
         """Nor here."""
 
 
+def contexts_of(files: tuple[str, str]) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """A context of a server, and of a client that trusts it."""
+    of_server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    of_server.load_cert_chain(*files)
+    return of_server, ssl.create_default_context(cafile=files[0])
+
+
 class Pair:
     """A connection behind the handshake, and its client."""
 
-    def __init__(self, files: tuple[str, str], inner: Inner) -> None:
-        of_server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        of_server.load_cert_chain(*files)
+    def __init__(
+        self,
+        files: tuple[str, str],
+        inner: Inner,
+        contexts: tuple[ssl.SSLContext, ssl.SSLContext] | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> None:
+        """Shake hands by the server's and the client's context, those of a client without a certificate if none are
+        given; the client resumes a session if one is given.
+        """
+        of_server, of_client = contexts or contexts_of(files)
         self.failures: list[str] = []
         self.inner, self.socket = inner, Socket()
         buffer = memoryview(bytearray(BUFFER_BYTES))
@@ -71,8 +88,7 @@ class Pair:
         self.tls = TlsTransport(of_server, inner, failed, loop, buffer, lambda _: None)
         self.tls.connection_made(self.socket)
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
-        of_client = ssl.create_default_context(cafile=files[0])
-        self._client = of_client.wrap_bio(self._in, self._out, server_hostname="localhost")
+        self._client = of_client.wrap_bio(self._in, self._out, server_hostname="localhost", session=session)
         for _ in range(3):
             try:
                 self._client.do_handshake()
@@ -81,6 +97,16 @@ class Pair:
             self.arrive(self._out.read())
             self._in.write(bytes(self.socket.sent))
             self.socket.sent.clear()
+
+    @property
+    def session(self) -> ssl.SSLSession | None:
+        """The client's session."""
+        return self._client.session
+
+    @property
+    def resumed(self) -> bool:
+        """True if the client has resumed a session."""
+        return bool(self._client.session_reused)
 
     def record(self, data: bytes) -> bytes:
         """A record of the client's."""
@@ -153,3 +179,29 @@ async def test_a_forged_record_fails_behind_what_was_sent(files: tuple[str, str]
     (failure,) = pair.failures
     assert failure.startswith("TLS has failed: ")
     assert pair.socket.closed
+
+
+@pytest.mark.parametrize("tickets", [True, False])
+async def test_a_session_is_not_resumed_beyond_the_end_of_its_certificate(
+    files: tuple[str, str], monkeypatch: pytest.MonkeyPatch, *, tickets: bool
+) -> None:
+    of_server, of_client = contexts = contexts_of(files)
+    of_server.verify_mode = ssl.CERT_REQUIRED
+    of_server.load_verify_locations(files[0])
+    of_server.maximum_version = ssl.TLSVersion.TLSv1_2
+    if not tickets:
+        of_server.options |= ssl.OP_NO_TICKET
+    of_client.load_cert_chain(*files)
+    first = Pair(files, Inner(), contexts)
+    again = Pair(files, Inner(), contexts, first.session)
+    assert (again.resumed, again.failures) == (True, [])
+    again.arrive(again.record(b"a"))
+    assert again.inner.got == [b"a"]
+    in_three_days = time.time() + 3 * 86_400
+    monkeypatch.setattr(clock, "wall", lambda: in_three_days)
+    late = Pair(files, Inner(), contexts, first.session)
+    assert late.resumed
+    assert late.failures == ["the client resumes a TLS session, and its certificate has expired since that began"]
+    late.arrive(late.record(b"a"))
+    assert late.inner.got == []
+    assert late.socket.is_closing()
