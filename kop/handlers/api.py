@@ -441,6 +441,10 @@ class Api:
     A long one is handled in parts, so that other clients have their turn; an error of one part that is not of an item
     is that of the whole request. Not for APIs whose handler `encodes`.
     """
+    long_answer: bool = False
+    """True if a short request may have a long answer, so that each is encoded in a thread, as that to a large request
+    is. Not for APIs whose handler `encodes`.
+    """
     slack: int = 0
     """The number of bytes that a known client sends behind the end of the body; Kafka never looks there. For the codec
     only.

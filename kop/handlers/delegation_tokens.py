@@ -6,11 +6,13 @@ Neither clients that have not said who they are nor those that have logged in by
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from kop import clock
+from kop import background, clock
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.handlers.access import ANONYMOUS, Need
 from kop.handlers.api import Api, Context
@@ -25,10 +27,16 @@ _NEVER: Final = -1
 """The time in answers that have none."""
 _LONGEST: Final = 32_767
 """Bytes of a principal's name."""
-_MOST_RENEWERS: Final = 1000
-_LONGEST_RENEWERS: Final = 65_536
+_MOST_RENEWERS: Final = 64
+_LONGEST_RENEWERS: Final = 8192
 """Bytes of the names of all renewers of a token."""
+_OWNERS_AT_THE_LIMIT: Final = 10
+"""The owners who can have as many tokens as each may have."""
 _ID_BYTES: Final = 16
+_AT_A_TIME: Final = 100
+"""The tokens that are looked at before the requests of other clients get their turn."""
+
+log = logging.getLogger(__name__)
 
 
 async def create_token(gw: Gateway, ctx: Context, request: Message) -> Response:
@@ -43,8 +51,7 @@ async def create_token(gw: Gateway, ctx: Context, request: Message) -> Response:
     token_id = _new_id()
 
     def decide() -> Sequence[KeyValue]:
-        if len(gw.security.tokens) >= gw.security_settings.kop_security_max_tokens:
-            raise PeerError("There are as many delegation tokens as kop.security.max.tokens allows")
+        _check_room(gw, owner)
         made[:] = [gw.tokens.made(token_id, owner, requester, renewers, request.max_lifetime_ms, ctx.now_ms)]
         return [of_token(token_id, made[0])]
 
@@ -105,7 +112,7 @@ async def expire_token(gw: Gateway, ctx: Context, request: Message) -> Response:
     return ctx.response(error_code=0, expiry_timestamp_ms=expires)
 
 
-def describe_tokens(gw: Gateway, ctx: Context, request: Message) -> Response:
+async def describe_tokens(gw: Gateway, ctx: Context, request: Message) -> Response:
     """Return the tokens that the client may see: its own, those that it has asked for or may renew, and those for which
     it has a right to the token or to its owner. If the request names owners, only tokens that one of them owns, has
     asked for or may renew.
@@ -118,17 +125,17 @@ def describe_tokens(gw: Gateway, ctx: Context, request: Message) -> Response:
     owners = None
     if request.owners is not None:
         owners = {f"{owner.principal_type}:{owner.principal_name}" for owner in request.owners}
-    return ctx.response(
-        error_code=0,
-        tokens=[
-            _described(gw, ctx, token)
-            for token in gw.security.tokens
-            if owners is None or not owners.isdisjoint((token.owner, token.requester, *token.renewers))
-            if token.is_of(ctx.conn.principal)
+    tokens = []
+    for number, token in enumerate(gw.security.tokens):
+        if number % _AT_A_TIME == _AT_A_TIME - 1:
+            await asyncio.sleep(0)
+        if (owners is None or not owners.isdisjoint((token.owner, token.requester, *token.renewers))) and (
+            token.is_of(ctx.conn.principal)
             or ctx.may(AclOperation.DESCRIBE, ResourceType.DELEGATION_TOKEN, token.id)
             or ctx.may(AclOperation.DESCRIBE_TOKENS, ResourceType.USER, token.owner)
-        ],
-    )
+        ):
+            tokens.append(_described(gw, ctx, token))
+    return ctx.response(error_code=0, tokens=tokens)
 
 
 def _check_client(ctx: Context) -> None:
@@ -154,6 +161,23 @@ def _check_enabled(gw: Gateway) -> None:
             "There are no delegation tokens: delegation.token.secret.key is not set",
             ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED,
         )
+
+
+def _check_room(gw: Gateway, owner: str) -> None:
+    """Raise PeerError if there are as many tokens as there may be, or the owner has a tenth of that: whoever has logged
+    in may make tokens, and nobody can take those of all. The log says so, since answers have no place for it.
+    """
+    most = gw.security_settings.kop_security_max_tokens
+    of_owner = max(most // _OWNERS_AT_THE_LIMIT, 1)
+    if len(gw.security.tokens) >= most:
+        reason = f"there are {most} delegation tokens, as many as kop.security.max.tokens allows"
+    elif gw.security.tokens.of_owner(owner) >= of_owner:
+        reason = f"{owner!r} has {of_owner} delegation tokens, a tenth of kop.security.max.tokens"
+    else:
+        return
+    if background.log_lines.say(reason, clock.monotonic()) is not None:
+        log.warning("a delegation token is refused: %s; end some, or set it higher", reason)
+    raise PeerError(reason)
 
 
 def _check_owner(ctx: Context, request: Message, owner: str) -> None:
@@ -214,7 +238,7 @@ async def _written(
     line says of it.
     """
 
-    def tell(failure: KopError | None = None) -> None:
+    def audit(failure: KopError | None = None) -> None:
         for token in made:
             gw.audit.changed(ctx.conn, operation, "DELEGATION_TOKEN", token.id, details(token), failure)
 
@@ -223,9 +247,9 @@ async def _written(
     except PeerError:
         raise
     except KopError as error:
-        tell(error)
+        audit(error)
         raise
-    tell()
+    audit()
 
 
 def _shown(token: DelegationToken) -> dict[str, object]:
@@ -280,5 +304,6 @@ APIS: tuple[Api, ...] = (
             Need(AclOperation.DESCRIBE, ResourceType.DELEGATION_TOKEN),
             Need(AclOperation.DESCRIBE_TOKENS, ResourceType.USER),
         ),
+        long_answer=True,
     ),
 )

@@ -8,6 +8,7 @@ Must not know: how tokens are kept, requests, exchanges of messages, the clock.
 from __future__ import annotations
 
 import hmac
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -54,6 +55,8 @@ class DelegationTokens:
 
     def __init__(self) -> None:
         self._tokens: dict[str, DelegationToken] = {}
+        self._owners: Counter[str] = Counter()
+        """The number of tokens of each owner."""
         self._listeners: list[Callable[[str], None]] = []
 
     def __len__(self) -> int:
@@ -66,6 +69,10 @@ class DelegationTokens:
         """Return the token of that id, or None."""
         return self._tokens.get(token_id)
 
+    def of_owner(self, principal: str) -> int:
+        """Return how many tokens the principal owns."""
+        return self._owners[principal]
+
     def on_change(self, callback: Callable[[str], None]) -> None:
         """Call `callback` with the token's id after each change of one."""
         self._listeners.append(callback)
@@ -74,12 +81,18 @@ class DelegationTokens:
         """Set a token, or remove it if `token` is None, and call the callbacks of `on_change`. Nothing is done if it is
         so already.
         """
-        if self._tokens.get(token_id) == token:
+        before = self._tokens.get(token_id)
+        if before == token:
             return
+        if before is not None:
+            self._owners[before.owner] -= 1
+            if not self._owners[before.owner]:
+                del self._owners[before.owner]
         if token is None:
             del self._tokens[token_id]
         else:
             self._tokens[token_id] = token
+            self._owners[token.owner] += 1
         for callback in self._listeners:
             callback(token_id)
 

@@ -66,7 +66,7 @@ class _ServedApi:
     """An API with the classes of its messages and its metrics."""
 
     __slots__ = (
-        "api", "counts", "decode", "finds", "groups", "handler", "latencies", "name", "named", "oldest",
+        "api", "counts", "decode", "finds", "groups", "handler", "large", "latencies", "name", "named", "oldest",
         "response_class", "splits", "whole",
     )  # fmt: skip
 
@@ -90,6 +90,8 @@ class _ServedApi:
         """
         self.splits = not api.encodes and not api.long_poll and api.reads is None
         """True if a large request is decoded in a thread, and answered in parts if the API has `rows`."""
+        self.large = 0 if api.long_answer else _LARGE
+        """The size in bytes of a body from which on a request counts as large."""
         self.latencies = gw.metrics.latency.of(self.name)
         self.counts: dict[int, Count] = {}
         """The number of requests by version."""
@@ -199,7 +201,7 @@ class RequestPipeline:
         if api.reads_tags:
             ctx.request_tags = header_tags(frame, begin)
         body = frame[begin:]
-        if len(body) > _LARGE and served.splits and conn.login is None:
+        if len(body) > served.large and served.splits and conn.login is None:
             return self._wait(served, ctx, InTask(self._in_parts(served, ctx, memoryview(bytes(body)))), encoded=True)
         request = served.decode(body, version)
         if conn.space.prefix:

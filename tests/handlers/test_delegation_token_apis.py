@@ -19,8 +19,10 @@ from support.gateway import gateway, run
 from support.waiting import until
 
 from conformance.authorization.world import Closed, Connection
+from kop import background
 from kop.app import Serving
 from kop.errors import ErrorCode
+from kop.repeats import Repeats
 from kop.security.settings import STANDARD_AUTHORIZER
 
 JAAS = "org.apache.kafka.common.security.plain.PlainLoginModule required " + " ".join(
@@ -50,6 +52,11 @@ async def opened(path: Path, *names: str, **settings: str) -> AsyncIterator[tupl
         finally:
             for conn in conns:
                 conn.close()
+
+
+@pytest.fixture(autouse=True)
+def no_line_said_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "log_lines", Repeats())
 
 
 async def made(conn: Connection, owner: str | None = None, lifetime: int = -1, version: int = 3, **fields: Any) -> Any:
@@ -118,7 +125,7 @@ def test_without_a_secret_key_there_are_no_tokens(tmp_path: Path) -> None:
 
 def test_what_is_refused_beyond_kafka(tmp_path: Path) -> None:
     async def main() -> None:
-        async with opened(tmp_path, "alice", "admin", kop_security_max_tokens="2") as (serving, (alice, admin)):
+        async with opened(tmp_path, "alice", "admin") as (serving, (alice, admin)):
             acl = dict(resource_type=7, resource_name="*", resource_pattern_type=3, principal="User:alice", host="*")
             await admin.call(30, 3, creations=[acl | dict(operation=13, permission_type=3)])
             assert (await made(alice, "bob")).error_code == 0
@@ -126,12 +133,64 @@ def test_what_is_refused_beyond_kafka(tmp_path: Path) -> None:
             assert (
                 await made(alice, "bob", owner_principal_type="Group")
             ).error_code == ErrorCode.INVALID_PRINCIPAL_TYPE
-            for names in (["r"] * 1001, ["r" * 32_768], ["r" * 100, *("ä" * 16_000 for _ in range(3))]):
+            for names in (["r"] * 65, ["r" * 32_768], ["r" * 100, *("ä" * 2000 for _ in range(3))]):
                 wrong = await made(alice, renewers=renewers(*names))
                 assert wrong.error_code == ErrorCode.INVALID_REQUEST
-            assert (await made(alice)).error_code == 0
-            assert (await made(alice)).error_code == ErrorCode.INVALID_REQUEST
+            most = await made(alice, renewers=renewers(*(f"{number:02}" + "r" * 100 for number in range(64))))
+            assert most.error_code == 0
             assert len(serving.gateway.security.tokens) == 2
+
+    run(main())
+
+
+def test_nobody_takes_the_tokens_of_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        names = ("alice", "bob", "carol", "admin")
+        async with opened(tmp_path, *names, kop_security_max_tokens="29") as (_, (alice, bob, carol, admin)):
+            full = ErrorCode.INVALID_REQUEST
+            first, *more = [await made(alice) for _ in range(3)]
+            assert [first.error_code, *(token.error_code for token in more)] == [0, 0, full]
+            assert (await made(alice)).error_code == full
+            assert (await made(admin, "alice")).error_code == full, "it is the owner who counts"
+            for client in (bob, carol, admin):
+                assert (await made(client)).error_code == 0
+            assert (await ended(alice, first)).error_code == 0
+            assert [(await made(alice)).error_code for _ in range(2)] == [0, full]
+
+    run(main())
+    assert [record.getMessage() for record in caplog.records if "is refused" in record.getMessage()] == [
+        "a delegation token is refused: 'User:alice' has 2 delegation tokens, a tenth of kop.security.max.tokens; end "
+        "some, or set it higher"
+    ]
+
+
+@pytest.mark.parametrize("most", ["2", "0"])
+def test_all_tokens_together_have_a_limit_too(tmp_path: Path, caplog: pytest.LogCaptureFixture, most: str) -> None:
+    async def main() -> None:
+        async with opened(tmp_path, "alice", "bob", "carol", kop_security_max_tokens=most) as (serving, clients):
+            codes = [(await made(client)).error_code for client in clients]
+            assert codes == [0] * int(most) + [ErrorCode.INVALID_REQUEST] * (3 - int(most))
+            assert len(serving.gateway.security.tokens) == int(most)
+
+    run(main())
+    assert f"there are {most} delegation tokens, as many as kop.security.max.tokens allows; end some" in caplog.text
+
+
+def test_others_have_their_turn_while_many_tokens_are_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(tmp_path, "alice", "bob") as (serving, (alice, bob)):
+            security = serving.gateway.security
+            for number in range(2000):
+                token_id = f"{number:022}"
+                names = [f"User:{renewer}" for renewer in range(8)]
+                security.tokens.put(token_id, serving.gateway.tokens.made(token_id, "User:alice", "", names, -1, 1))
+            first = asyncio.create_task(alice.call(41, 3, owners=None))
+            done = 0
+            while not first.done():
+                assert (await bob.call(3, 9, topics=[], allow_auto_topic_creation=False)).brokers
+                done += 1
+            assert len((await first).tokens) == 2000
+            assert done > 5
 
     run(main())
 

@@ -130,6 +130,18 @@ def test_a_change_is_told_once() -> None:
     assert (told, len(known), list(known)) == (["id", "id"], 0, [])
 
 
+def test_the_tokens_of_each_owner_are_counted() -> None:
+    known = DelegationTokens()
+    known.replace({"a": TOKEN, "b": replace(TOKEN, owner=BOB)})
+    known.put("a", replace(TOKEN, expires_ms=NOW))
+    known.put("c", TOKEN)
+    assert [known.of_owner(owner) for owner in (ALICE, BOB, CAROL)] == [2, 1, 0]
+    known.put("c", replace(TOKEN, owner=BOB))
+    assert [known.of_owner(owner) for owner in (ALICE, BOB, CAROL)] == [1, 2, 0]
+    known.replace({"c": TOKEN})
+    assert [known.of_owner(owner) for owner in (ALICE, BOB, CAROL)] == [1, 0, 0]
+
+
 def test_a_record_has_no_secret_and_is_read_back() -> None:
     key, value = of_token("id", TOKEN)
     assert parsed(key, value) == SecurityEntry("token", "id", TOKEN)
