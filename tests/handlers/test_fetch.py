@@ -446,6 +446,25 @@ def test_sessions_are_bounded_and_an_evicted_one_is_not_found(tmp_path: Path, mo
     run(main())
 
 
+def test_a_session_that_finds_no_room_for_a_partition_ends_and_that_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await filled(serving, 1, partitions=2)
+            monkeypatch.setattr(fetch_sessions, "MOST_BYTES", 600)
+            assert (await session_fetch(client, 0, 0, ("t", 0, 0), ("t", 1, 0))).session_id == 0
+            sid = (await session_fetch(client, 0, 0, ("t", 1, 0))).session_id
+            assert sid
+            last = await session_fetch(client, sid, 1, ("t", 0, 0))
+            assert (last.error_code, last.session_id, answered(last)) == (0, 0, [("t", 0, [0])])
+            gone = await session_fetch(client, sid, 2)
+            assert gone.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+            assert (await session_fetch(client, 0, 0, ("t", 0, 0))).session_id
+
+    run(main())
+
+
 def test_partitions_take_turns_when_the_limit_is_small(tmp_path: Path) -> None:
     async def main() -> None:
         async with gateway(tmp_path) as serving:
