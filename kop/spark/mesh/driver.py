@@ -76,6 +76,8 @@ _KEPT_TEXTS: Final = 10
 BATCH_END_SECONDS: Final = 1.0
 """The seconds that the end of queries waits for their batches; one of a source or a sink that is cut off is done again.
 """
+COMMIT_SECONDS: Final = 2.0
+"""The seconds that commits of what sinks and queries have read may take when a driver ends."""
 IN_BATCH: Final = "Processing new data"
 """The message in the status of a query of Spark whose batch runs."""
 BATCH_LOOK_SECONDS: Final = 0.01
@@ -940,10 +942,13 @@ class MeshDriver:
         return is_whole
 
     def _commit_progress(self) -> None:
-        """Commit what sinks and queries have read to their groups, for which each has 1 s: who ends Spark now does not
-        hear of their last batches any more.
+        """Commit what sinks and queries have read to their groups, for which each has 1 s, and all have 2 s: who ends
+        Spark now does not hear of their last batches any more.
         """
+        end = clock.monotonic() + COMMIT_SECONDS
         for query in self._queries:
+            if clock.monotonic() > end:
+                return  # the server is away: a lag that is told too large goes with the next run
             _, listener = self._listeners.get(f"{self._mesh.full_name}/{query.name}", (None, None))
             progress = None if listener is None or query.query is None else query.query.lastProgress
             if listener is not None and progress is not None:
