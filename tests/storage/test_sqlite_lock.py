@@ -55,6 +55,22 @@ def at(path: Path, **settings: int) -> SqliteStore:
     return store
 
 
+def modes_in(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mode & 0o777 for path in folder.rglob("*") if path.is_file()}
+
+
+async def test_only_the_owner_can_read_the_files_of_a_store(tmp_path: Path) -> None:
+    former = os.umask(0o022)
+    try:
+        async with SqliteStore(tmp_path, **BESIDE).opened() as engine:
+            await fill(await make(engine), "a")
+            modes = modes_in(tmp_path)
+    finally:
+        os.umask(former)
+    assert len(modes) > 3, "the database, its log, and a file of large batches"
+    assert set(modes.values()) == {0o600}
+
+
 async def test_links_lead_to_the_same_lock(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     async with SqliteStore(tmp_path).opened() as engine:

@@ -20,6 +20,10 @@ from kop.errors import BackendError
 
 _Inode: TypeAlias = tuple[int, int]
 
+OWNER_ONLY: Final = 0o600
+"""The mode of a store's new files: they hold records and credentials of users. SQLite gives its others the mode of the
+database.
+"""
 _guard: Final = threading.Lock()
 _held: Final[set[_Inode]] = set()
 """The database files that this process has locked, so that it opens no descriptor of one again."""
@@ -54,7 +58,7 @@ def lock(path: Path) -> DatabaseLock:
             known = None
         if known in _held:
             raise _in_use(path, os.getpid())
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWNER_ONLY)
         inode = _inode(os.fstat(file))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from kop.storage.base import Buffer
+from kop.storage.sqlite.lock import OWNER_ONLY
 
 _log = logging.getLogger(__name__)
 
@@ -158,14 +159,14 @@ class Segments:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         path = self.path(self.current)
         try:
-            file = os.open(path, flags | self._direct, 0o644)
+            file = os.open(path, flags | self._direct, OWNER_ONLY)
         except OSError as error:
             if not self._direct or error.errno not in _NO_DIRECT:
                 raise
             # Some systems have made the file by then.
             path.unlink(missing_ok=True)
             self._write_through_cache()
-            file = os.open(path, flags, 0o644)
+            file = os.open(path, flags, OWNER_ONLY)
         self._file = file
         sync_path(self._folder)
         return file
