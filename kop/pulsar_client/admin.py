@@ -139,9 +139,10 @@ RECOVERED: Final = frozenset({"Ready", "NoSnapshot"})
 class Admin(Rest):
     """One Pulsar cluster by its admin URL (`http://host:8080`, or several `http://a:8080,http://b:8080`).
 
-    `timeout` (seconds) holds for each call as a whole, attempts and pauses included. Nothing is opened before the first
-    call. Calls that change nothing when repeated are repeated after a lost connection, 429 and 5xx; the others only
-    where the broker surely did nothing: after "ConnectionLost" or "Timeout" of a `create_...` its caller has to look.
+    `timeout` (seconds) holds for each call as a whole, attempts and pauses included, but those that say so. Nothing is
+    opened before the first call. Calls that change nothing when repeated are repeated after a lost connection, 429 and
+    5xx; the others only where the broker surely did nothing: after "ConnectionLost" or "Timeout" of a `create_...` its
+    caller has to look.
     """
 
     # -- the cluster
@@ -219,10 +220,12 @@ class Admin(Rest):
 
     async def create_partitioned(self, topic: str, partitions: int, properties: Mapping[str, str]) -> None:
         """Create a partitioned topic with its properties in one step. PulsarError Conflict if a topic of this name
-        exists, partitioned or not.
+        exists, partitioned or not. It may take six times as long as other requests: there may be many partitions.
         """
         body = {"partitions": partitions, "properties": dict(properties)}
-        await self._call("PUT", f"{topic_path(topic)}/partitions", body, content_type=_PARTITIONED, repeat=False)
+        await self._call(
+            "PUT", f"{topic_path(topic)}/partitions", body, content_type=_PARTITIONED, repeat=False, times=6
+        )
 
     async def partitioned_metadata(self, topic: str) -> PartitionedMetadata:
         """Return a topic's number of partitions and properties; never creates it. PulsarError NotFound if there is no
@@ -246,10 +249,10 @@ class Admin(Rest):
 
     async def delete_partitioned(self, topic: str, force: bool = True) -> None:
         """Delete a partitioned topic, with `force` also while clients use it. Without, PulsarError Conflict or
-        PreconditionFailed then.
+        PreconditionFailed then. It may take six times as long as other requests: Pulsar deletes the partitions first.
         """
         query = {"force": json.dumps(force)}
-        await self._call("DELETE", f"{topic_path(topic)}/partitions", query=query, repeat=False)
+        await self._call("DELETE", f"{topic_path(topic)}/partitions", query=query, repeat=False, times=6)
 
     async def delete_plain(self, topic: str, force: bool = True) -> None:
         """Delete a topic without partitions, with `force` also while clients use it. PulsarError Conflict if it is

@@ -202,11 +202,13 @@ class Rest:
         content_type: str = "application/json",
         repeat: bool = True,
         root: str = "admin/v2",
+        times: int = 1,
     ) -> RestResponse:
         """Send a request, at most five times within the time limit, until it is answered or refused for good. `repeat`
-        is true if it may be carried out twice; else it is sent again only if the broker surely did nothing. PulsarError
-        if there is no answer of a status from 200 to 299.
+        is true if it may be carried out twice; else it is sent again only if the broker surely did nothing. `times`:
+        the time limits that it may take. PulsarError if there is no answer of a status from 200 to 299.
         """
+        limit = self._timeout * times
         data = None if body is None else json.dumps(body).encode()
         headers = {"Accept": "*/*", "Accept-Encoding": "identity", "Content-Type": content_type}
         retrying = AsyncRetrying(
@@ -231,14 +233,14 @@ class Rest:
                 raise
 
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(limit):
                 return await retrying(attempt)
         except TimeoutError:
             if self._answered < begin:  # else only this answer is slow, or the broker that it sent the request on to
                 self._leave(base)
             if last:  # tried again until the time was over: that error says more
                 raise last[0] from None
-            text = f"{method} {path}: no answer from {base} within {self._timeout:g} s"
+            text = f"{method} {path}: no answer from {base} within {limit:g} s"
             raise PulsarError("Timeout", text, retriable=True) from None
 
     def _leave(self, base: URL) -> None:

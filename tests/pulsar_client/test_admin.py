@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,22 @@ def test_the_time_limit_holds_for_the_whole_call() -> None:
                 return "starting" in (await refusal(admin.clusters())).message
 
             await until(says_more_than_no_answer)
+
+    run(main())
+
+
+def test_a_topic_of_many_partitions_may_take_longer() -> None:
+    async def main() -> None:
+        async with fake() as server, PulsarAdmin(server.url, timeout=0.1) as admin:
+            for call in (partial(admin.delete_partitioned, "persistent://public/default/t"), partial(created, admin)):
+                server.answers.clear()
+                server.then_never()
+                error = await refusal(call())
+                assert (error.code, error.retriable) == ("Timeout", True)
+                assert "within 0.6 s" in error.message
+
+    async def created(admin: PulsarAdmin) -> None:
+        await admin.create_partitioned("persistent://public/default/t", 400, {})
 
     run(main())
 
