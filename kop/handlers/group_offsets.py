@@ -21,8 +21,9 @@ OffsetDelete: errors of the group are the request's; topics that members subscri
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from kop.errors import BackendError, ErrorCode
@@ -44,6 +45,8 @@ from kop.wire.state import OffsetCommitValue
 _TRIED_AGAIN = ErrorCode.COORDINATOR_NOT_AVAILABLE
 """The error that consumers and transactional producers try again, where others know KAFKA_STORAGE_ERROR."""
 _NO_OFFSET = OffsetCommitValue(-1)
+MOST_TIMES: Final = 16
+"""The number of times that a group is answered in one OffsetFetch. Kafka answers it as often as it is named."""
 
 
 def offset_commit(gw: Gateway, ctx: Context, request: OffsetCommitCall) -> OffsetCommitAnswer | Later:
@@ -131,15 +134,16 @@ def is_too_large(metadata: str, limit: int) -> bool:
 def offset_fetch(gw: Gateway, ctx: Context, request: Any) -> Response:
     """Answer OffsetFetch with the committed offsets, from memory: only durable ones are there, and the pipeline has
     made sure that no other broker has written newer ones. Offset -1 stands for a partition without one. A group that is
-    named more than once is answered once.
+    named again is answered again, as in Kafka, but not more than sixteen times.
     """
     stable = ctx.version >= 7 and request.require_stable
     if ctx.version >= 8:
         rows: list[dict[str, Any]] = []
-        asked: dict[str, Any] = {}
+        times: Counter[str] = Counter()
         for group in request.groups:
-            asked.setdefault(group.group_id, group)  # else a small request could ask for more than memory holds
-        for group in asked.values():
+            times[group.group_id] += 1
+            if times[group.group_id] > MOST_TIMES:
+                continue  # else a small request could ask for more than memory holds
             error = _refusal(gw, ctx, group.group_id)
             topics = [] if error else _fetched(gw, ctx, group.group_id, group.topics, error, stable)
             rows.append(dict(group_id=group.group_id, error_code=error, topics=topics))

@@ -2327,6 +2327,7 @@ async def test_a_producer_comes_back_where_the_end_of_the_log_cannot_be_read(
     caplog.set_level("INFO")
     play = Play(41)
     await play.run("aS")
+    monkeypatch.setattr(play.broker, "open_reader", lambda *_, **__: asyncio.sleep(3600))  # for ever
     assert await play.broker.producers[-1].come_back() == [play.broker.sent[0].sequence_id]
     assert "Pulsar's deduplication alone tells what of producer pid-41 is stored" in caplog.text
 
