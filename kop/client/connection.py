@@ -1,6 +1,7 @@
 """Requests to the servers of a Kafka cluster through kafka-python, tried again after errors that are temporary.
 
-Owns: the connections, the servers' addresses, the coordinators, and which failures are tried again until when.
+Owns: the connections, the servers' addresses, the coordinators, DescribeConfigs, and which failures are tried again
+until when.
 Must not know: what the requests of reads and writes say (`read_client`, `write_client`).
 
 Every call blocks until it is done. One object serves one thread.
@@ -17,6 +18,7 @@ from typing import Any, Final, TypeVar
 from kafka import errors
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
+from kafka.protocol.admin import DescribeConfigsRequest
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
 from kop import clock
@@ -29,6 +31,9 @@ GROUP: Final = 0
 """The number of the coordinators of groups in FindCoordinator."""
 TRANSACTION: Final = 1
 """The number of the coordinators of transactions in FindCoordinator."""
+BROKER: Final = 4
+TOPIC: Final = 2
+"""The kinds of resources, as DescribeConfigs numbers them."""
 RETRY_SECONDS: Final = 0.1
 END_SECONDS: Final = 0.02
 """The seconds between two requests that wait for the end of a transaction, as in Java."""
@@ -63,6 +68,28 @@ class ClusterClient:
     def close(self) -> None:
         """Close every connection."""
         self._connection.close()
+
+    def topic_configs(self, topic: str, names: Collection[str]) -> dict[str, str]:
+        """Return those configs of these names that a topic has; an empty dict if this user may not ask."""
+        return self._configs(TOPIC, topic, names)
+
+    def _configs(self, kind: int, name: str | None, names: Collection[str]) -> dict[str, str]:
+        def ask() -> dict[str, str]:
+            self._connection.metadata([])
+            server = self._connection.controller
+            resource = DescribeConfigsRequest.DescribeConfigsResource(
+                resource_type=kind, resource_name=name or str(server), configuration_keys=list(names)
+            )
+            answer = self._connection.send(DescribeConfigsRequest(resources=[resource], max_version=4), server)
+            (described,) = answer.results
+            error = errors.for_code(described.error_code)
+            if error in {errors.ClusterAuthorizationFailedError, errors.TopicAuthorizationFailedError}:
+                return {}
+            if error is not errors.NoError:
+                raise error(f"DescribeConfigs of {name or f'server {server}'}: {described.error_message}")
+            return {row.name: row.value for row in described.configs if row.value is not None}
+
+        return self._connection.patiently(ask)
 
     def _forget(self, topics: Iterable[str]) -> None:
         for topic in topics:

@@ -1,4 +1,4 @@
-"""The requests of a reader to Kafka: Metadata, ListOffsets, DescribeLogDirs, DescribeConfigs and Fetch, one at a time.
+"""The requests of a reader to Kafka: Metadata, ListOffsets, DescribeLogDirs and Fetch, one at a time.
 
 Owns: these requests, which server leads a partition, and which of their errors mean that a topic is gone.
 Must not know: who reads, what is in the records (`kop.client.batches`), how requests are sent again
@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from kafka import errors
-from kafka.protocol.admin import DescribeConfigsRequest, DescribeLogDirsRequest
+from kafka.protocol.admin import DescribeLogDirsRequest
 from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.consumer import ListOffsetsRequest
 
-from kop.client.connection import TEMPORARY, ClusterClient
+from kop.client.connection import BROKER, TEMPORARY, ClusterClient
 from kop.client.offsets import Offsets, TopicPartition
 from kop.errors import without_frames
 from kop.records import entry_places, entry_schemas
@@ -32,9 +32,6 @@ _REQUEST_TIMEOUT_MS: Final = 30_000
 """kafka-python's, after which it closes a connection that does not answer."""
 _WAIT_PART: Final = 5 / 6
 """The part of it that a server may hold a Fetch for nothing."""
-_BROKER: Final = 4
-_TOPIC: Final = 2
-"""The kinds of resources, as DescribeConfigs numbers them."""
 OUT_OF_RANGE: Final = errors.OffsetOutOfRangeError
 GONE: Final = (errors.UnknownTopicOrPartitionError, errors.UnknownTopicIdError, errors.InconsistentTopicIdError)
 """The topic, or the partition, is not there any more, or is another one by now. A server that has not heard of it yet
@@ -229,29 +226,7 @@ class ReadClient(ClusterClient):
         """Return those settings of these names that the controller has and tells; an empty dict if this user may not
         ask.
         """
-        return self._configs(_BROKER, None, names)
-
-    def topic_configs(self, topic: str, names: Collection[str]) -> dict[str, str]:
-        """Return those configs of these names that a topic has; an empty dict if this user may not ask."""
-        return self._configs(_TOPIC, topic, names)
-
-    def _configs(self, kind: int, name: str | None, names: Collection[str]) -> dict[str, str]:
-        def ask() -> dict[str, str]:
-            self._connection.metadata([])
-            server = self._connection.controller
-            resource = DescribeConfigsRequest.DescribeConfigsResource(
-                resource_type=kind, resource_name=name or str(server), configuration_keys=list(names)
-            )
-            answer = self._connection.send(DescribeConfigsRequest(resources=[resource], max_version=4), server)
-            (described,) = answer.results
-            error = errors.for_code(described.error_code)
-            if error in {errors.ClusterAuthorizationFailedError, errors.TopicAuthorizationFailedError}:
-                return {}
-            if error is not errors.NoError:
-                raise error(f"DescribeConfigs of {name or f'server {server}'}: {described.error_message}")
-            return {row.name: row.value for row in described.configs if row.value is not None}
-
-        return self._connection.patiently(ask)
+        return self._configs(BROKER, None, names)
 
     def fetch(self, partition: TopicPartition, topic_id: str | None, offset: int, settings: FetchSettings) -> Fetched:
         """Return the batches of a partition from the one that holds `offset` on; empty if none comes within the wait.

@@ -13,10 +13,14 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from kop import clock
-from kop.client.batches import NewRecord
+from kop.client.batches import NewRecord, build_rows
+from kop.client.errors import ClientError
 from kop.client.offsets import TopicPartition
-from kop.functions.call_base import RECORD_BYTES, CallBase, NackedError, OutputError, check_publishes, too_large
+from kop.client.write_client import Identity
+from kop.errors import PeerError
+from kop.functions.call_base import CallBase, NackedError, ends_instance
 from kop.functions.context import InputRecord, Nacked, Publish
+from kop.functions.output_sizes import RECORD_BYTES, OutputError, too_large
 from kop.functions.reading import Taken
 from kop.functions.spec import FunctionSpec
 from kop.functions.state import StateChanges, StateLostError
@@ -77,13 +81,15 @@ class BatchCalls(CallBase):
             self._context.begin(partition, (first, -1, None, None, ()))
             result = self._code.call(batch, self._context)
             rows = self._rows(partition, result)
-            check_publishes(effects)
             if any(isinstance(effect, Nacked) for effect in effects):
                 raise NackedError("the function called context.nack")
-        except Exception as error:
+        except BaseException as error:
+            if ends_instance(error):
+                raise
             self._failed(partition, batch, error)
             return
         finally:
+            self._context.end()
             self._calling[PARTITION] = NOT_CALLING
         for place, some in rows:
             self._outputs.add_batch(place, partition[1], some)
@@ -97,7 +103,7 @@ class BatchCalls(CallBase):
         if self._triggers:
             self._answer(records_of(batch), None)
 
-    def _failed(self, partition: TopicPartition, batch: pa.RecordBatch, error: Exception) -> None:
+    def _failed(self, partition: TopicPartition, batch: pa.RecordBatch, error: BaseException) -> None:
         """Log and count a failure, and keep the batch for its next attempt, if it has one. Else give it up: it is done,
         and its messages go to the dead letter topic, or with ATMOST_ONCE are only logged as lost.
         """
@@ -180,6 +186,12 @@ class BatchCalls(CallBase):
         largest = sizes.as_py() if isinstance(sizes, pa.Scalar) else pc.max(sizes).as_py()
         if (largest or 0) > RECORD_BYTES:
             raise too_large("a row of the result", largest)
+        if "headers" in result.schema.names:
+            try:
+                for _ in build_rows(arrow.rows_in(result), Identity(-1, -1), -1, now=0):
+                    pass
+            except (ClientError, PeerError) as error:
+                raise OutputError(f"the headers of the result cannot be written: {error}") from None
 
 
 def _first(batch: pa.RecordBatch) -> int:

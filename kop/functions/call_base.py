@@ -8,14 +8,18 @@ Must not know: what is called with what (`calling`, `windowing`, `batch_calls`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, MutableSequence
+import signal
+import threading
+from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 from typing import Final
 
-from kop.client.batches import BATCH_BYTES, NewRecord
+from kop.client.batches import NewRecord
 from kop.client.offsets import TopicPartition
 from kop.functions.acks import Acks
 from kop.functions.context import Effect, FunctionContext, InputRecord, Publish, RecordId
+from kop.functions.exception_text import text_of
 from kop.functions.function import FunctionCode
+from kop.functions.output_sizes import OutputError, record_bytes
 from kop.functions.serdes import SerdeError
 from kop.functions.spec import FunctionSpec, Guarantee
 from kop.functions.stats import Stats
@@ -23,21 +27,20 @@ from kop.functions.triggers import TriggerAnswer, Triggers
 from kop.functions.writing import Outputs
 
 EXCEPTION_HEADER: Final = "__pfn_exception__"
-RECORD_BYTES: Final = BATCH_BYTES - 10_000
-"""The most bytes of key and value of an output together."""
-
-
-class OutputError(Exception):
-    """A result that cannot be written; the text says why."""
-
-
-def too_large(what: str, size: int) -> OutputError:
-    """Return the error of an output that has too many bytes; `what` names the output, `size` is its bytes."""
-    return OutputError(f"{what} has {size} bytes, and {RECORD_BYTES} are the most")
 
 
 class NackedError(Exception):
     """The function refused a message by `context.nack`."""
+
+
+def ends_instance(error: BaseException) -> bool:
+    """Return True if what a function has raised ends the instance, and is no failed call: SystemExit, and a
+    KeyboardInterrupt that may be Ctrl-C, since it came on the main thread of a process that Ctrl-C interrupts.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        is_main = threading.current_thread() is threading.main_thread()
+        return is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return isinstance(error, SystemExit)
 
 
 class CallBase:
@@ -156,18 +159,20 @@ class CallBase:
 
     # -- a call that has failed
 
-    def _note_failure(self, records: Iterable[InputRecord], where: str, error: Exception) -> None:
+    def _note_failure(self, records: Iterable[InputRecord], where: str, error: BaseException) -> None:
         """Count a failure, and tell it at once to the triggers that wait for one of the messages. `where` names the
         messages.
         """
         self._stats.failed(error, where, by_function=not isinstance(error, SerdeError | OutputError))
         for number in self._numbers(records):
-            self._triggers.answer(number, TriggerAnswer(error=f"{type(error).__name__}: {error}"))
+            self._triggers.answer(number, TriggerAnswer(error=text_of(error)))
 
-    def _tell_next_attempt(self, where: str, seconds: float, error: Exception) -> None:
+    def _tell_next_attempt(self, where: str, seconds: float, error: BaseException) -> None:
         self._logger.warning("the function failed at %s; next attempt in %.1f s", where, seconds, exc_info=error)
 
-    def _give_up(self, partition: TopicPartition, records: Iterable[InputRecord], what: str, error: Exception) -> None:
+    def _give_up(
+        self, partition: TopicPartition, records: Iterable[InputRecord], what: str, error: BaseException
+    ) -> None:
         """Log that messages are given up, and add them to the outputs for the dead letter topic; with ATMOST_ONCE,
         which never calls twice, only log that they are lost. `what` names them in the log. The caller marks them as
         done.
@@ -178,24 +183,38 @@ class CallBase:
         topic = dead_letter_topic(self._spec, partition)
         self._logger.error("%s goes to %s: the function failed", what, topic, exc_info=error)
         for record in records:
-            self._outputs.add(topic, partition[1], dead_letter(self._spec, partition, record, error))
+            letter = dead_letter(self._spec, partition, record, error)
+            without_error = (*letter[:2], letter[2][:-1], letter[3])
+            as_it_was = record[2], record[3], record[4], record[1]
+            self._write_whole(topic, partition, record, [letter, without_error, as_it_was], "dropped_dead_letters")
 
-
-def check_publishes(effects: Iterable[Effect]) -> None:
-    """Raise OutputError if something was published that is too large for a record."""
-    for effect in effects:
-        if isinstance(effect, Publish) and (size := len(effect.value) + len(effect.key or b"")) > RECORD_BYTES:
-            raise too_large(f"a publish to {effect.topic}", size)
+    def _write_whole(
+        self,
+        topic: str,
+        partition: TopicPartition,
+        record: InputRecord,
+        forms: Sequence[NewRecord],
+        metric: str,
+    ) -> None:
+        """Add a message to the outputs for a topic, in the first of some forms that the topic takes. If it takes none,
+        drop the message, log that, and count it in a metric.
+        """
+        if not self._outputs.add_first_that_fits(topic, partition[1], forms):
+            self._stats.metric(metric, 1)
+            self._logger.error(
+                "the message at %s-%d offset %d is dropped: its %d bytes are more than %s takes (max.message.bytes)",
+                *partition, record[0], record_bytes(record[2], record[3], record[4]), topic,
+            )  # fmt: skip
 
 
 def dead_letter_topic(spec: FunctionSpec, partition: TopicPartition) -> str:
     """Return the topic for messages of a partition that were tried often enough: the one of the definition, else
     `TOPIC-GROUP-DLQ`, as Pulsar's clients name it.
     """
-    return spec.dead_letter_topic or f"{partition[0]}-{spec.group.replace('/', '-')}-DLQ"
+    return spec.dead_letter_topic or spec.default_dead_letter_topic(partition[0])
 
 
-def dead_letter(spec: FunctionSpec, partition: TopicPartition, record: InputRecord, error: Exception) -> NewRecord:
+def dead_letter(spec: FunctionSpec, partition: TopicPartition, record: InputRecord, error: BaseException) -> NewRecord:
     """Return the dead letter of a message that was tried often enough: the record to write, with Pulsar's headers and
     the last error.
     """
@@ -204,6 +223,6 @@ def dead_letter(spec: FunctionSpec, partition: TopicPartition, record: InputReco
         ("REAL_TOPIC", partition[0].encode()),
         ("REAL_SUBSCRIPTION", spec.group.encode()),
         ("ORIGIN_MESSAGE_ID", str(RecordId(*partition, record[0])).encode()),
-        (EXCEPTION_HEADER, f"{type(error).__name__}: {error}".encode(errors="backslashreplace")[:4096]),
+        (EXCEPTION_HEADER, text_of(error).encode()[:4096]),
     ]
     return record[2], record[3], headers, record[1]

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from kop import clock
 from kop.client.offsets import TopicPartition
 from kop.client.record_columns import RecordColumns
-from kop.functions.call_base import RECORD_BYTES, CallBase, NackedError, check_publishes, too_large
+from kop.functions.call_base import CallBase, NackedError, ends_instance
 from kop.functions.context import Acked, Effect, InputRecord, Nacked, Publish
+from kop.functions.output_sizes import RECORD_BYTES, too_large
 from kop.functions.reading import Taken
 from kop.functions.serdes import Serde, all_decoded, quick_encoder
 from kop.functions.spec import FunctionSpec, Guarantee
 from kop.functions.state import StateChanges, StateError, StateLostError
 from kop.functions.watch import GENERATION, NOT_CALLING, OFFSET, PARTITION
+
+T = TypeVar("T")
 
 _NO_OFFSET: Final = 1 << 63
 """A number behind all offsets."""
@@ -41,7 +44,7 @@ class CallResult(NamedTuple):
     seconds: float
 
 
-Left: TypeAlias = tuple[InputRecord, CallResult | Exception]
+Left: TypeAlias = tuple[InputRecord, CallResult | BaseException]
 """A message that has asked for more than a result, with what its call gave, or that has failed, with its error."""
 
 
@@ -198,9 +201,13 @@ class Calls(CallBase):
                 number += 1
                 if not is_endless and (now() >= deadline or stopping()):
                     break
-        except Exception as error:  # returned at once: in a local of this frame it would keep the frame
+        except BaseException as error:  # returned at once: in a local of this frame it would keep the frame
+            if ends_instance(error):
+                raise
             self._ran(partition, records.offsets[start : start + number], values, offsets, began)
             return number, (record, error)
+        finally:
+            context.end()
         self._ran(partition, records.offsets[start : start + number], values, offsets, began)
         return number, left
 
@@ -239,7 +246,9 @@ class Calls(CallBase):
                 if len(data) > most:
                     raise too_large("the result", len(data))
                 values.append(data)
-        except Exception as error:  # returned at once: in a local of this frame it would keep the frame
+        except BaseException as error:  # returned at once: in a local of this frame it would keep the frame
+            if ends_instance(error):
+                raise
             number = self._ran_plain(partition, records, start, values, silent, began)
             return number, (records[start + number], error if quick is None else _better(error, self._output, result))
         return self._ran_plain(partition, records, start, values, silent, began), None
@@ -373,7 +382,7 @@ class Calls(CallBase):
         """
         self._calling[OFFSET] = record[0]
         if self._loop is not None:
-            outcome = self._loop.run_until_complete(self._awaited(partition, record))
+            (outcome,) = self._outcomes(partition, [record])
             return self._settle(partition, record, outcome)
         effects = self._effects
         effects.clear()
@@ -383,18 +392,22 @@ class Calls(CallBase):
             value = self._inputs[partition[0]].deserialize(record[3])
             began = clock.monotonic()
             given = self._given(self._code.call(value, context), effects, began)
-        except Exception as error:
+        except BaseException as error:
+            if ends_instance(error):
+                raise
             return self._failed(partition, record, error)
+        finally:
+            context.end()
         return self._done(partition, record, given)
 
-    def _settle(self, partition: TopicPartition, record: InputRecord, outcome: CallResult | Exception) -> bool:
-        if isinstance(outcome, Exception):
+    def _settle(self, partition: TopicPartition, record: InputRecord, outcome: CallResult | BaseException) -> bool:
+        if isinstance(outcome, BaseException):
             return self._failed(partition, record, outcome)
         return self._done(partition, record, outcome)
 
     def _given(self, result: Any, effects: Sequence[Effect], began: float) -> CallResult:
         """Return what a call gave as it is to be written: its result as bytes, its effects, and the seconds since it
-        began at `began` (of the monotonic clock). OutputError if a record would be too large; else the error of the
+        began at `began` (of the monotonic clock). OutputError if the result is too large; else the error of the
         output's serde.
         """
         output: bytes | None = None
@@ -402,7 +415,6 @@ class Calls(CallBase):
             output = self._output.serialize(result)
             if len(output) > RECORD_BYTES:
                 raise too_large("the result", len(output))
-        check_publishes(effects)
         return CallResult(output, effects, clock.monotonic() - began)
 
     def _done(self, partition: TopicPartition, record: InputRecord, given: CallResult) -> bool:
@@ -457,7 +469,7 @@ class Calls(CallBase):
             if not waits and unit is not None and unit in self._blocked:
                 self._freed.append(unit)
 
-    def _failed(self, partition: TopicPartition, record: InputRecord, error: Exception) -> bool:
+    def _failed(self, partition: TopicPartition, record: InputRecord, error: BaseException) -> bool:
         """Log and count a failure, and keep the message for its next attempt, if it has one. Else give it up: it is
         done, and goes to the dead letter topic, or with ATMOST_ONCE is only logged as lost. Returns True if it waits
         for another attempt.
@@ -493,15 +505,10 @@ class Calls(CallBase):
         """Call the function with as many messages at once as `maxPendingAsyncRequests` allows, and handle their results
         in the order of the messages; returns how many there were.
         """
-        assert self._loop is not None
         some = records[: self._spec.max_pending_async_requests]
         if some:
             self._calling[OFFSET] = some[0][0]
-
-        async def together() -> list[CallResult | Exception]:
-            return await asyncio.gather(*(self._awaited(partition, record) for record in some))
-
-        for record, outcome in zip(some, self._loop.run_until_complete(together()), strict=True):
+        for record, outcome in zip(some, self._outcomes(partition, some), strict=True):
             if (waiting := self._waiting_before(partition, record)) is not None:
                 self._keep(waiting, partition, record)  # one before it failed: it is called again behind that one
             else:
@@ -509,19 +516,62 @@ class Calls(CallBase):
                 self._settle(partition, record, outcome)
         return len(some)
 
-    async def _awaited(self, partition: TopicPartition, record: InputRecord) -> CallResult | Exception:
+    def _outcomes(self, partition: TopicPartition, records: Sequence[InputRecord]) -> list[CallResult | BaseException]:
+        """Call the function with messages of a partition at once, and return what each call gave, or its error."""
+        open_calls = dict.fromkeys(record[0] for record in records)
+        tasks = self._completed([self._awaited(partition, record, open_calls) for record in records])
+        return [task.result() if (error := error_of(task)) is None else error for task in tasks]
+
+    def _completed(self, coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[asyncio.Task[T]]:
+        """Run coroutines to their ends, also if code of the user cancels their tasks or stops the loop."""
+        loop, left = self._loop, len(coroutines)
+        assert loop is not None
+
+        def ended(_: object) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                loop.stop()
+
+        tasks = [loop.create_task(coroutine) for coroutine in coroutines]
+        for task in tasks:
+            task.add_done_callback(ended)
+        while left:
+            loop.run_forever()
+        return tasks
+
+    async def _awaited(
+        self, partition: TopicPartition, record: InputRecord, open_calls: dict[int, None]
+    ) -> CallResult | BaseException:
+        """Call the function with a message; `open_calls` has the offsets of the calls of its lot that have not ended.
+        The watch sees each begin and end, and the offset of the first call that has not ended.
+        """
         effects: list[Effect] = []
         context = self._new_context(effects)
+        calling = self._calling
+        calling[GENERATION] += 1
         try:
             context.begin(partition, record)
             value = self._inputs[partition[0]].deserialize(record[3])
             began = clock.monotonic()
             return self._given(await self._code.call(value, context), effects, began)
-        except Exception as error:
+        except BaseException as error:
+            if ends_instance(error):
+                raise
             return error
+        finally:
+            context.end()
+            del open_calls[record[0]]
+            calling[GENERATION] += 1
+            calling[OFFSET] = next(iter(open_calls), record[0])
 
 
-def _better(error: Exception, serde: Serde, result: Any) -> Exception:
+def error_of(task: asyncio.Task[Any]) -> BaseException | None:
+    """Return the error of a task that has ended, CancelledError if it was cancelled; None if it has a result."""
+    return asyncio.CancelledError("the function cancelled its task") if task.cancelled() else task.exception()
+
+
+def _better(error: BaseException, serde: Serde, result: Any) -> BaseException:
     """Return the error with which the serde refuses the last result of a function, since that of a quick encoder has no
     reason for people; `error`, which is the function's own, if the serde takes the result.
     """

@@ -28,6 +28,7 @@ from typing import Any, Final
 from kop.client.errors import ClientError, UnreachableError
 from kop.client.offsets import TopicPartition
 from kop.functions import shapes, stand_in
+from kop.functions.exception_text import text_of
 from kop.functions.function import CodePlace, FunctionLoadError, load_place
 from kop.functions.instance import Instance, ReplacedError
 from kop.functions.logs import LogTopic
@@ -118,7 +119,7 @@ class Control:
         except (ClientError, StateError) as error:
             answer = {"error": str(error)}
         except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
+            answer = {"error": text_of(error)}
         self.tell(id=question["id"], answer=answer)
 
 
@@ -185,7 +186,7 @@ def run(connection: socket.socket, calling: Any, start: Start) -> None:
         control.tell(told="error", text=str(error))
     except BaseException as error:
         traceback.print_exc()
-        control.tell(told="error", text=f"{type(error).__name__}: {error}")
+        control.tell(told="error", text=text_of(error))
     finally:
         with suppress(Exception):
             sys.stdout.flush()

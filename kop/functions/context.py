@@ -12,13 +12,18 @@ from __future__ import annotations
 import base64
 import importlib
 import logging
+import math
+import operator
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any, Final, NoReturn, Protocol, TypeAlias
 
 from kop.client.offsets import TopicPartition
 from kop.client.record_columns import Headers, StoredRecord
 from kop.functions import origins
+from kop.functions.output_sizes import RECORD_BYTES, record_bytes, too_large
 from kop.functions.spec import FunctionSpec
 from kop.functions.state import StateChanges, StateError
 
@@ -117,6 +122,10 @@ _CONF: Final = {
     *("sequence_id", "replication_clusters", "disable_replication"),
 }
 _WITHOUT_EFFECT: Final = ("sequence_id", "replication_clusters", "disable_replication")
+_TOPIC: Final = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}")
+METRIC_CHARACTERS: Final = 1_000
+MOST_MS: Final = (1 << 63) // 1000
+"""The last time of a record, so that microseconds of it have room in 8 bytes."""
 _IDENTITY: Final = "serde.IdentitySerDe"
 
 
@@ -154,6 +163,8 @@ class FunctionContext:
         self._told: set[str] = set()
         self._changes: StateChanges | None = None
         """The changes that the call has made to the state; they are one of its effects."""
+        self._thread: int | None = None
+        """The thread of the call that is under way."""
         self._partition: TopicPartition = ("", -1)
         self._record: InputRecord = (-1, -1, None, None, ())
 
@@ -164,6 +175,20 @@ class FunctionContext:
         self._partition = partition
         self._record = record
         self._changes = None
+        if self._thread is None:
+            self._thread = get_ident()
+
+    def end(self) -> None:
+        """Note that the call has ended: nothing can be asked for until the next `begin`."""
+        self._thread = None
+
+    def _check_call(self, asked: str) -> None:
+        """Raise RuntimeError unless the call is under way, on this thread; `asked` names what is asked for."""
+        if self._thread != get_ident():
+            raise RuntimeError(
+                f"{asked} belongs to a call: ask for it before process returns, on the thread that process is called "
+                "on; a thread, a callback or a background task of the function's own cannot"
+            )
 
     def input_headers(self) -> list[tuple[str, bytes]]:
         """Return the headers for an output, which tell the topic and the id of the message that is processed."""
@@ -256,8 +281,23 @@ class FunctionContext:
         return self._secrets.get(secret_name)
 
     def record_metric(self, metric_name: str, metric_value: float) -> None:
-        """Count a value of a metric of the function's own; the metric's count and sum are told with the statistics."""
-        self._record_metric(metric_name, metric_value)
+        """Count a value of a metric of the function's own; the metric's count and sum are told with the statistics.
+        TypeError, ValueError or OverflowError for what is no name, or no finite number.
+        """
+        if not isinstance(metric_name, str):
+            raise TypeError(f"record_metric: the name has to be a str, not a {type(metric_name).__name__}")
+        if len(metric_name) > METRIC_CHARACTERS or not _is_utf8(metric_name):
+            raise ValueError(f"record_metric: the name has to be UTF-8 of at most {METRIC_CHARACTERS} characters")
+        value: Any = metric_value
+        if isinstance(value, str | bytes | bytearray):
+            raise TypeError(f"record_metric: the value has to be a number, not a {type(value).__name__}")
+        try:
+            number = float(value)
+        except (TypeError, OverflowError) as error:
+            raise type(error)(f"record_metric: the value has to be a number that a float can be: {error}") from None
+        if not math.isfinite(number):
+            raise ValueError(f"record_metric: the value has to be finite, and is {number}")
+        self._record_metric(str(metric_name), number)
 
     def get_input_topics(self) -> list[str]:
         """Return the topics and patterns of the inputs."""
@@ -288,10 +328,14 @@ class FunctionContext:
         message_conf: Mapping[str, Any] | None = None,
     ) -> None:
         """Ask to write a message to a topic; it is written after the call, with the guarantee of the message that is
-        processed, and not at all if the call fails. `callback` is called once it is written. TypeError for an unknown
-        key of `message_conf`; the serde's errors are raised at once. Options that Kafka does not have are logged, once
-        each, and left out.
+        processed, and not at all if the call fails. `callback` is called once it is written. Options that Kafka does
+        not have are logged, once each, and left out.
+
+        What cannot be written is raised at once: the serde's errors, TypeError for an unknown key of `message_conf`,
+        TypeError or ValueError for a topic, a name of a property or a time that there cannot be, OutputError for a
+        record above 890,000 bytes. RuntimeError outside of a call.
         """
+        self._check_call("publish")
         name = str(serde_class_name)
         serializer = self._serializers.get(name)
         if serializer is None:
@@ -309,25 +353,29 @@ class FunctionContext:
         topic = str(topic_name)
         if "/" in topic:
             topic = self._spec.topic_names.kafka_name(topic)
+        if not _TOPIC.fullmatch(topic.rpartition("/")[2]):
+            raise ValueError(
+                f"publish: no topic is named {topic[:300]!a}: take 1 to 249 of the characters a-z A-Z 0-9 . _ -, and "
+                "not '.' or '..'"
+            )
         key = conf.get("partition_key")
         if key is None:
             key = conf.get("ordering_key")
         pairs = properties or conf.get("properties") or {}
+        key_bytes, value = None if key is None else _bytes(key), serializer.serialize(message)
+        headers = [(_header(name), _bytes(content)) for name, content in pairs.items()]
+        size = record_bytes(key_bytes, value, headers)
+        if size > RECORD_BYTES:
+            raise too_large(f"a publish to {topic}", size)
         self._effects.append(
-            Publish(
-                topic,
-                None if key is None else _bytes(key),
-                serializer.serialize(message),
-                [(str(header), _bytes(value)) for header, value in pairs.items()],
-                conf.get("event_timestamp"),
-                callback,
-            )
+            Publish(topic, key_bytes, value, headers, _timestamp(conf.get("event_timestamp")), callback)
         )
 
     def ack(self, msgid: RecordId, topic: str) -> None:
         """Note that a message, by an id of `get_message_id`, is done with; without effect but with the guarantee
         MANUAL. TypeError for another id, ValueError if `topic` is not the message's.
         """
+        self._check_call("ack")
         self._effects.append(Acked(*_place(msgid, topic)))
 
     def nack(self, msgid: RecordId, topic: str) -> None:
@@ -335,6 +383,7 @@ class FunctionContext:
         one that is processed, all that the call gave is dropped. An earlier one has to be open still: with MANUAL, not
         acknowledged.
         """
+        self._check_call("nack")
         self._effects.append(Nacked(*_place(msgid, topic)))
 
     # -- state
@@ -343,29 +392,33 @@ class FunctionContext:
         """Add to a counter of the state, 0 if there is none; it counts if the call does not fail. StateError if the key
         has a value of `put_state`, or if the sum has no room in 8 bytes.
         """
-        (self._changes or self._new_changes()).incr(key, amount)
+        self._state_changes().incr(key, amount)
 
     def get_counter(self, key: str) -> int | None:
         """Return a counter, with what this call has added; None if there is none, as in Pulsar. StateError if the key
         has a value of `put_state`.
         """
-        return (self._changes or self._new_changes()).get_amount(key)
+        return self._state_changes().get_amount(key)
 
     def del_counter(self, key: str) -> None:
         """Delete a counter or a value of the state; it counts if the call does not fail."""
-        (self._changes or self._new_changes()).delete_key(key)
+        self._state_changes().delete_key(key)
 
     def put_state(self, key: str, value: str | bytes) -> None:
         """Set a value of the state; a text is its UTF-8. It counts if the call does not fail. StateError if key and
         value have more than 880 000 bytes.
         """
-        (self._changes or self._new_changes()).put(key, value)
+        self._state_changes().put(key, value)
 
     def get_state(self, key: str) -> bytes | None:
         """Return a value of the state, as this call has set it if it has; None if there is none. A counter is its 8
         bytes, big-endian.
         """
-        return (self._changes or self._new_changes()).get_value(key)
+        return self._state_changes().get_value(key)
+
+    def _state_changes(self) -> StateChanges:
+        self._check_call("state")
+        return self._changes or self._new_changes()
 
     def _new_changes(self) -> StateChanges:
         if self._state is None:
@@ -373,6 +426,38 @@ class FunctionContext:
         changes = self._changes = self._state(self._partition)
         self._effects.append(changes)
         return changes
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _header(name: Any) -> str:
+    """Return the name of a property as that of a header. ValueError if it has no UTF-8."""
+    header = str(name)
+    if not _is_utf8(header):
+        raise ValueError(f"publish: the name {header!a} of a property is no UTF-8: give one without surrogates")
+    return header
+
+
+def _timestamp(time: Any) -> int | None:
+    """Return an event time in milliseconds. TypeError if it is no whole number, ValueError if no record has it."""
+    if time is None:
+        return None
+    try:
+        milliseconds = operator.index(time)
+    except TypeError:
+        raise TypeError(
+            f"publish: event_timestamp has to be an int of milliseconds, as int(seconds * 1000), not a "
+            f"{type(time).__name__}"
+        ) from None
+    if not 0 <= milliseconds <= MOST_MS:
+        raise ValueError(f"publish: event_timestamp has to be milliseconds since 1970, not {milliseconds}")
+    return milliseconds
 
 
 def _bytes(value: Any) -> bytes:

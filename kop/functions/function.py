@@ -21,6 +21,8 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
+from kop.functions.exception_text import text_of
+
 _LOADED: Final = "__kop_function__"
 """A name in modules that were loaded here: the next function may have a file of the same name."""
 
@@ -178,7 +180,7 @@ def _told(error: BaseException) -> str:
         return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")][1:]
     place = f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
-    return f"{place}{type(error).__name__}: {error}"
+    return f"{place}{text_of(error)}"
 
 
 def of_object(target: Any, name: str) -> FunctionCode:
@@ -239,6 +241,5 @@ def _annotation(process: Callable[..., Any], annotation: Any, name: str) -> Any:
         return get_type_hints(holder, globalns=getattr(inspect.unwrap(process), "__globals__", {}))["value"]
     except Exception as error:
         raise FunctionLoadError(
-            f"the annotation {annotation!r} of {name} means nothing when the function runs: "
-            f"{type(error).__name__}: {error}"
+            f"the annotation {annotation!r} of {name} means nothing when the function runs: {text_of(error)}"
         ) from None

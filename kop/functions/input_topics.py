@@ -32,7 +32,7 @@ def reads(spec: FunctionSpec, topic: str, *, internal: bool = False) -> bool:
     name = _input_or_none(spec, topic)
     if name is None:
         return False
-    return not spec.inputs[name].is_regex or not (internal or topic.startswith(OWN_PREFIX) or topic in spec.own_topics)
+    return not spec.inputs[name].is_regex or not (internal or topic.startswith(OWN_PREFIX) or spec.writes(topic))
 
 
 def input_of(spec: FunctionSpec, topic: str) -> str:

@@ -22,6 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnnotation, PydanticUserError
 from pydantic_core import PydanticSerializationError
 
+from kop.functions.exception_text import text_of
 from kop.functions.function import FunctionCode, FunctionLoadError
 from kop.functions.spec import FunctionSpec
 
@@ -127,20 +128,16 @@ class _OfUser:
         try:
             return self._serde.deserialize(data)
         except Exception as error:
-            raise SerdeError(f"{self._name} does not read {_short(data)}: {_told(error)}") from error
+            raise SerdeError(f"{self._name} does not read {_short(data)}: {text_of(error)}") from error
 
     def serialize(self, input: Any) -> bytes:
         try:
             data = self._serde.serialize(input)
         except Exception as error:
-            raise SerdeError(f"{self._name} does not write a {type(input).__name__}: {_told(error)}") from error
+            raise SerdeError(f"{self._name} does not write a {type(input).__name__}: {text_of(error)}") from error
         if not isinstance(data, bytes | bytearray | memoryview):
             raise SerdeTypeError(f"{self._name} wrote a {type(data).__name__}, which must be bytes")
         return bytes(data)
-
-
-def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _short(data: Any) -> str:
@@ -327,7 +324,7 @@ def of_class_name(name: str, code: FunctionCode) -> Serde:
     try:
         serde = made()
     except Exception as error:
-        raise SerdeError(f"the serde {name} cannot be made: {_told(error)}") from error
+        raise SerdeError(f"the serde {name} cannot be made: {text_of(error)}") from error
     for method in ("serialize", "deserialize"):
         if not callable(getattr(serde, method, None)):
             raise SerdeError(f"the serde {name} has no method {method}")
@@ -344,13 +341,13 @@ class _OfPulsarSchema:
         try:
             return self._schema.decode(b"" if input_bytes is None else input_bytes)
         except Exception as error:
-            raise SerdeError(f"{type(self._schema).__name__} does not read the value: {_told(error)}") from error
+            raise SerdeError(f"{type(self._schema).__name__} does not read the value: {text_of(error)}") from error
 
     def serialize(self, input: Any) -> bytes:
         try:
             return bytes(self._schema.encode(input))
         except Exception as error:
-            raise SerdeError(f"{type(self._schema).__name__} does not write the result: {_told(error)}") from error
+            raise SerdeError(f"{type(self._schema).__name__} does not write the result: {text_of(error)}") from error
 
 
 def of_schema_type(schema_type: str, type_class_name: str, annotation: Any, code: FunctionCode) -> Serde:
@@ -389,7 +386,7 @@ def _of_pulsar_schema(schema_type: str, record: Any) -> Serde:
     try:
         return _OfPulsarSchema(AvroSchema(record) if schema_type == "avro" else JsonSchema(record))
     except Exception as error:
-        raise SerdeError(f"there is no {schema_type} schema of {_name(record)}: {_told(error)}") from error
+        raise SerdeError(f"there is no {schema_type} schema of {_name(record)}: {text_of(error)}") from error
 
 
 def input_serde(spec: FunctionSpec, topic: str, code: FunctionCode) -> Serde:

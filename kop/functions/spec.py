@@ -116,9 +116,21 @@ class FunctionSpec:
 
     @property
     def own_topics(self) -> frozenset[str]:
-        """The topics that the function writes by itself: a pattern of its inputs does not mean those."""
+        """The topics that the function writes by itself and that the definition names."""
         late = "" if self.window is None else self.window.late_data_topic
         return frozenset({self.output, self.log_topic, self.dead_letter_topic, late})
+
+    def writes(self, topic: str) -> bool:
+        """Return True if a topic is one that the function writes by itself: one of `own_topics`, or the default dead
+        letter topic of any topic.
+        """
+        return topic in self.own_topics or topic.endswith(self.default_dead_letter_topic(""))
+
+    def default_dead_letter_topic(self, topic: str) -> str:
+        """Return the dead letter topic of messages of a topic if the definition names none: `TOPIC-GROUP-DLQ`, as
+        Pulsar's clients name it.
+        """
+        return f"{topic}-{self.group.replace('/', '-')}-DLQ"
 
     @property
     def group(self) -> str:

@@ -8,6 +8,7 @@ The threads of an instance write, others take snapshots. Times are noted once fo
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +16,14 @@ from typing import Any, Final
 
 from kop import clock
 from kop.client.offsets import TopicPartition
+from kop.functions.exception_text import text_of
 from kop.functions.watch import Calling, place_of
 
 LATEST: Final = 10
 """The number of failures that are kept."""
 METRICS: Final = 1_000
 """The number of metrics that a function may have of its own; further ones are left out."""
+MOST: Final = sys.float_info.max
 TEXT_CHARACTERS: Final = 4_000
 """The number of characters that are kept of the text of a failure."""
 
@@ -107,7 +110,7 @@ class Stats:
         """
         self._turn()
         now = clock.wall_ms()
-        text = f"{type(error).__name__}: {error}"[:TEXT_CHARACTERS]
+        text = text_of(error)[:TEXT_CHARACTERS]
         told = {"text": f"{text} (at {where})", "at_ms": now}
         self._last_ms = now
         if by_function:
@@ -126,7 +129,8 @@ class Stats:
             if len(self._metrics) >= METRICS:
                 return
             known = (0, 0.0)
-        self._metrics[name] = (known[0] + 1, known[1] + value)
+        total = max(-MOST, min(known[1] + value, MOST))  # JSON has no infinity
+        self._metrics[name] = (known[0] + 1, total)
 
     def _turn(self) -> None:
         """If the wall clock has come to another minute, keep the counts of the one that is over, and begin the next

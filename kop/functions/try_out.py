@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from kop.client.errors import ClientError
 from kop.functions.context import Acked, Effect, FunctionContext, InputRecord, Nacked, Publish
+from kop.functions.exception_text import text_of
 from kop.functions.function import FunctionCode
 from kop.functions.input_topics import input_of
 from kop.functions.instance import read_secrets
@@ -100,8 +101,10 @@ class TryOut:
             if self._code.is_async:
                 result = asyncio.run(result)
             output = None if result is None or not self._spec.output else self._output.serialize(result)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError, GeneratorExit) as error:
             return Tried(None, [], False, _told(error, Path(self._spec.py)))
+        finally:
+            context.end()
         here = (topic, partition), record[0]
         if any(isinstance(effect, Nacked) and (effect.partition, effect.offset) == here for effect in effects):
             return Tried(None, [], False, NACKED)
@@ -122,9 +125,9 @@ class TryOut:
             log.exception("the callback of a publish to %s failed", publish.topic)
 
 
-def _told(error: Exception, file: Path) -> str:
+def _told(error: BaseException, file: Path) -> str:
     """Return the text of an exception, with the last line of the function's file that it came through."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename).name == file.name]
     place = f" ({file.name}, line {lines[-1]})" if lines else ""
-    return f"{type(error).__name__}: {error}{place}"
+    return f"{text_of(error)}{place}"

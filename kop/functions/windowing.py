@@ -14,10 +14,11 @@ from kop import clock
 from kop.client.errors import ClientError
 from kop.client.offsets import TopicPartition
 from kop.functions.acks import wait_seconds
-from kop.functions.call_base import NackedError
-from kop.functions.calling import CallResult, Calls
+from kop.functions.call_base import NackedError, ends_instance
+from kop.functions.calling import CallResult, Calls, error_of
 from kop.functions.changelog import FunctionState, topic_of
 from kop.functions.context import InputRecord, Nacked
+from kop.functions.exception_text import text_of
 from kop.functions.function import FunctionCode, FunctionLoadError
 from kop.functions.reading import Taken
 from kop.functions.serdes import SerdeError
@@ -66,7 +67,7 @@ def extractor_of(spec: FunctionSpec, code: FunctionCode) -> Extractor | None:
     except Exception as error:
         raise ClientError(
             f"mend the timestamp extractor {name}: it has to be a function, or a class without arguments that has "
-            f"extract_timestamp(value) ({type(error).__name__}: {error})"
+            f"extract_timestamp(value) ({text_of(error)})"
         ) from None
     if not callable(made):
         raise ClientError(f"mend the timestamp extractor {name}: it has to be a function or a class")
@@ -242,7 +243,9 @@ class WindowCalls(Calls):
         try:
             value = self._inputs[partition[0]].deserialize(record[3])
             time = now if self._extractor is None else _milliseconds(self._extractor(value))
-        except Exception as error:
+        except BaseException as error:
+            if ends_instance(error):
+                raise
             if unit.windows.was_taken(partition, record[0]):
                 self._acks.done(partition, record[0])  # an earlier instance has given it up
                 unit.windows.passed(partition, record[0] + 1)
@@ -275,7 +278,8 @@ class WindowCalls(Calls):
         """
         self._stats.metric("late_messages", 1)
         if self._late_topic:
-            self._outputs.add(self._late_topic, partition[1], (record[2], record[3], record[4], record[1]))
+            as_it_was = record[2], record[3], record[4], record[1]
+            self._write_whole(self._late_topic, partition, record, [as_it_was], "dropped_late_messages")
             return
         self._late += 1
         if clock.monotonic() >= self._told + TELL_SECONDS:
@@ -320,7 +324,9 @@ class WindowCalls(Calls):
         self._calling[OFFSET] = last.offset
         try:
             given = self._result([element.value for element in window], last)
-        except Exception as error:
+        except BaseException as error:
+            if ends_instance(error):
+                raise
             if self._tried_again(unit, where, [element.record for element in window], error):
                 return False
             for element in window:
@@ -343,17 +349,23 @@ class WindowCalls(Calls):
         effects.clear()
         self._context.begin(last.partition, last.record)
         began = clock.monotonic()
-        result = self._code.call(values, self._context)
-        if self._loop is not None:
-            result = self._loop.run_until_complete(result)
-        given = self._given(result, effects, began)
+        try:
+            result = self._code.call(values, self._context)
+            if self._loop is not None:
+                (task,) = self._completed([result])
+                if (error := error_of(task)) is not None:
+                    raise error
+                result = task.result()
+            given = self._given(result, effects, began)
+        finally:
+            self._context.end()
         if any(isinstance(effect, Nacked) for effect in effects):
             raise NackedError("the function called context.nack")
         return given
 
     # -- failures
 
-    def _tried_again(self, unit: _Unit, where: str, records: Iterable[InputRecord], error: Exception) -> bool:
+    def _tried_again(self, unit: _Unit, where: str, records: Iterable[InputRecord], error: BaseException) -> bool:
         """Count and log a failure, and return True if there is another attempt, whose time is noted; False if the
         window, or the message before it came into one, has to be given up. `records` are all messages of the call.
         """

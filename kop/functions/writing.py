@@ -8,20 +8,37 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from kop import clock
-from kop.client.batches import NewRecord, NewRecords, build_rows
+from kop.client.batches import BATCH_BYTES, NewRecord, NewRecords, build, build_rows
 from kop.client.offsets import TopicPartition
 from kop.client.write_client import Identity, WriteClient
 from kop.functions import origins
+from kop.functions.output_sizes import record_bytes
 from kop.records import arrow
-from kop.records.batch import add_sequence
-from kop.records.columns import RowsIn
+from kop.records.batch import Codec, add_sequence
+from kop.records.columns import MAX_BYTES, RowsIn
 from kop.records.partitioning import partition_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+RECORD_ROOM: Final = 100
+"""The most bytes that a record alone in a batch takes beside those of `record_bytes`."""
+DEFAULT_MOST_BYTES: Final = 1_048_588
+LIMIT_SECONDS: Final = 60.0
+_MOST_BYTES: Final = "max.message.bytes"
+
+
+class _Alone(NamedTuple):
+    """A record that has a batch for itself."""
+
+    rows: RowsIn
+    codec: int
+
+
+_Piece: TypeAlias = NewRecords | RowsIn | _Alone
 
 
 class Outputs:
@@ -36,8 +53,10 @@ class Outputs:
         self._identity = identity
         self._codec = codec
         self._process = os.getpid()
-        self._waiting: dict[TopicPartition, list[NewRecords | RowsIn]] = {}
+        self._waiting: dict[TopicPartition, list[_Piece]] = {}
         self._counts: dict[str, int] = {}
+        self._limits: dict[str, tuple[int, float]] = {}
+        """The most bytes of a batch of topics that were asked for it, and the time of the answer."""
         self._sequences: dict[TopicPartition, int] = {}
         self._added: set[TopicPartition] = set()
 
@@ -73,12 +92,48 @@ class Outputs:
     def _ask_count(self, topic: str) -> int:
         return len(self._client.leaders(topic))
 
-    def add(self, topic: str, source: int, record: NewRecord) -> None:
+    def add(self, topic: str, source: int, record: NewRecord, *, alone: int | None = None) -> None:
         """Add a record for a topic. Its key chooses the partition; without one that is `source`, the number of the
-        partition that its input came from, modulo how many the topic has.
+        partition that its input came from, modulo how many the topic has. `alone`: the codec of a batch for this record
+        alone, which may have any size.
         """
         count, key = self.count(topic), record[0]
-        self._records((topic, partition_of(key, count) if key is not None else source % count)).add(record)
+        place = topic, partition_of(key, count) if key is not None else source % count
+        if alone is None:
+            self._records(place).add(record)
+        else:
+            self._waiting.setdefault(place, []).append(_Alone(NewRecords([record]).rows(), alone))
+
+    def add_first_that_fits(self, topic: str, source: int, records: Sequence[NewRecord]) -> bool:
+        """Add the first of some records that the topic takes, as `add` does, in a batch of its own if it is large;
+        return False if it takes none of them, by its max.message.bytes.
+        """
+        limit = self.most_bytes(topic)
+        for record in records:
+            if record_bytes(record[0], record[1], record[2]) + RECORD_ROOM <= min(limit, BATCH_BYTES):
+                self.add(topic, source, record)
+                return True
+            for codec in dict.fromkeys((self._codec, Codec.LZ4)):
+                ((batch, _),) = build([record], self._identity, 0, now=0, codec=codec, max_bytes=MAX_BYTES)
+                if len(batch) <= limit:
+                    self.add(topic, source, record, alone=codec)
+                    return True
+        return False
+
+    def most_bytes(self, topic: str) -> int:
+        """Return the most bytes that a batch of a topic may have, Kafka's default if this user may not ask; the servers
+        are asked once in 60 s.
+        """
+        limit, asked_at = self._limits.get(topic, (0, float("-inf")))
+        if clock.monotonic() >= asked_at + LIMIT_SECONDS:
+            self.count(topic)  # so that it is there
+            limit = self.ask_limit(topic)
+            self._limits[topic] = limit, clock.monotonic()
+        return limit
+
+    def ask_limit(self, topic: str) -> int:
+        """Ask the servers for what `most_bytes` returns."""
+        return int(self._client.topic_configs(topic, [_MOST_BYTES]).get(_MOST_BYTES, DEFAULT_MOST_BYTES))
 
     def add_results(self, topic: str, source: TopicPartition, values: Sequence[bytes], offsets: Sequence[int]) -> None:
         """Add results of messages of the partition `source`, each a record without key with headers that name its
@@ -134,12 +189,16 @@ class Outputs:
             self._added |= new
         self._client.produce_all(self._identity, batches)
 
-    def _batches(self, place: TopicPartition, pieces: Iterable[NewRecords | RowsIn], now: int) -> list[bytearray]:
+    def _batches(self, place: TopicPartition, pieces: Iterable[_Piece], now: int) -> list[bytearray]:
         sequence = self._sequences.get(place, 0)
         batches = []
+        most = min(BATCH_BYTES, self._limits.get(place[0], (BATCH_BYTES, 0.0))[0])
         for piece in pieces:
-            rows = piece.rows() if isinstance(piece, NewRecords) else piece
-            for batch, count in build_rows(rows, self._identity, sequence, now=now, codec=self._codec):
+            if isinstance(piece, _Alone):
+                rows, codec, max_bytes = piece.rows, piece.codec, MAX_BYTES
+            else:
+                rows, codec, max_bytes = piece.rows() if isinstance(piece, NewRecords) else piece, self._codec, most
+            for batch, count in build_rows(rows, self._identity, sequence, now=now, codec=codec, max_bytes=max_bytes):
                 batches.append(batch)
                 sequence = add_sequence(sequence, count)
         self._sequences[place] = sequence

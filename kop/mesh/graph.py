@@ -93,7 +93,7 @@ def reads(part: Part | Outline, topic: str) -> bool:
     """
     if topic in part.inputs:
         return True
-    if not isinstance(part, FunctionPart) or topic in part.spec.own_topics:
+    if not isinstance(part, FunctionPart) or part.spec.writes(topic):
         return False
     return any(given.is_regex and re.fullmatch(pattern, topic) for pattern, given in part.spec.inputs.items())
 

@@ -18,7 +18,7 @@ def spec_with(**fields: Any) -> FunctionSpec:
 
 
 def context_with(effects: list[Effect], code: FunctionCode | None = None, **options: Any) -> FunctionContext:
-    """Return a context that notes what is asked for in `effects`."""
+    """Return a context of a call that notes what is asked for in `effects`."""
     spec = options.pop("spec", None) or spec_with()
     given: dict[str, Any] = {
         "logger": logging.getLogger("kop.functions.test"),
@@ -26,4 +26,6 @@ def context_with(effects: list[Effect], code: FunctionCode | None = None, **opti
         "secrets": {},
         "record_metric": lambda name, value: None,
     }
-    return FunctionContext(spec, 0, effects, **{**given, **options})
+    context = FunctionContext(spec, 0, effects, **{**given, **options})
+    context.begin(("in", 0), (0, 0, None, None, ()))
+    return context

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from kop.functions.serdes import Serde, all_decoded, input_serde, output_serde
 from kop.functions.spec import Guarantee
 from kop.functions.stats import Stats
 from kop.functions.triggers import Triggers
+from kop.functions.watch import GENERATION, OFFSET
 
 IN = "in", 0
 ENDLESS = float("inf")
@@ -32,13 +35,20 @@ class OutputsOfTest:
 
     def __init__(self) -> None:
         self.results: list[tuple[int, bytes]] = []
+        self.records: list[Any] = []
 
     def add_results(self, topic: str, source: Any, values: Sequence[bytes], offsets: Sequence[int]) -> None:
         """Keep results, each with the offset of its message."""
         self.results += zip(offsets, values, strict=True)
 
     def add(self, topic: str, source: int, record: Any) -> None:
-        """Keep no dead letters."""
+        """Keep a publish."""
+        self.records.append(record)
+
+    def add_first_that_fits(self, topic: str, source: int, records: Sequence[Any]) -> bool:
+        """Keep the first form of a dead letter."""
+        self.records.append(records[0])
+        return True
 
 
 class World:
@@ -48,7 +58,8 @@ class World:
         spec = spec_with(**fields)
         code = of_object(function, "f.F")
         self.outputs = OutputsOfTest()
-        self.stats = Stats([IN], places := [0] * 8)
+        self.places = places = [0] * 8
+        self.stats = Stats([IN], places)
         self.calls = Calls(
             spec,
             code,
@@ -201,3 +212,138 @@ def test_a_refused_message_that_is_given_up_frees_those_that_wait_for_it() -> No
     assert world.called == ["a", "c", "b"]
     assert world.calls.committable() == {IN: 3}
     assert world.calls.next_due() is None
+
+
+# -- exceptions that are unlike others
+
+
+class NoText(Exception):
+    """An error that has no text."""
+
+    def __str__(self) -> str:
+        return 404  # type: ignore[return-value]  # noqa: PLE0307
+
+
+class NoRepr:
+    """An argument of an error that cannot be shown."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+ODD = [
+    NoText(),
+    ValueError(NoRepr()),
+    BaseException("b"),
+    KeyboardInterrupt(),
+    GeneratorExit(),
+    asyncio.CancelledError(),
+]
+
+
+@pytest.mark.parametrize("error", ODD, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("kind", ["plain", "context", "async"])
+def test_an_odd_exception_is_a_failed_call(error: BaseException, kind: str) -> None:
+    def plain(text: str) -> str:
+        if text == "bad":
+            raise error
+        return text
+
+    def with_context(text: str, context: Any) -> str:
+        return plain(text)
+
+    async def awaited(text: str) -> str:
+        await asyncio.sleep(0)
+        return plain(text)
+
+    functions: dict[str, Callable[..., Any]] = {"plain": plain, "context": with_context, "async": awaited}
+    world = World(functions[kind], max_message_retries=0)
+    with ThreadPoolExecutor(1) as pool:  # on the main thread KeyboardInterrupt may be Ctrl-C
+        pool.submit(world.take, [b"a", b"bad", b"c"]).result()
+    world.calls.close()
+    assert world.outputs.results == [(0, b"a"), (2, b"c")]
+    (failure,) = world.stats.snapshot().latest_user_exceptions
+    assert failure["text"].startswith(type(error).__name__)
+    ((_, _, headers, _),) = world.outputs.records
+    assert dict(headers)["__pfn_exception__"].startswith(type(error).__name__.encode())
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_sys_exit_and_ctrl_c_end_the_instance(kind: str, error: type[BaseException]) -> None:
+    def plain(text: str) -> str:
+        raise error
+
+    async def awaited(text: str) -> str:
+        raise error
+
+    functions: dict[str, Callable[..., Any]] = {"plain": plain, "async": awaited}
+    world = World(functions[kind])
+    with pytest.raises(error):
+        world.take([b"a"])
+    world.calls.close()
+
+
+@pytest.mark.parametrize("way", ["cancel", "cancel later", "cancel all", "stop"])
+def test_code_that_cancels_its_task_or_stops_the_loop_fails_alone(way: str) -> None:
+    async def process(text: str) -> str:
+        task = asyncio.current_task()
+        assert task is not None
+        if text == "bad":
+            if way == "stop":
+                asyncio.get_running_loop().stop()
+            elif way == "cancel all":
+                for other in asyncio.all_tasks() - {task}:
+                    other.cancel()
+            else:
+                task.cancel()
+            if way != "cancel later":
+                await asyncio.sleep(0)
+        return text
+
+    world = World(process, max_message_retries=0)
+    world.take([b"a", b"bad", b"c"])
+    world.calls.close()
+    done = {"stop": [0, 1, 2], "cancel all": [0, 1]}.get(way, [0, 2])
+    assert [offset for offset, _ in world.outputs.results] == done
+
+
+def test_the_watch_sees_each_of_the_calls_that_run_together() -> None:
+    seen: list[tuple[int, int]] = []
+
+    async def process(text: str) -> None:
+        seen.append((world.places[GENERATION], world.places[OFFSET]))
+        if text == "long":
+            await asyncio.sleep(0.01)  # the calls behind it end meanwhile
+            seen.append((world.places[GENERATION], world.places[OFFSET]))
+
+    world = World(process)
+    world.take([b"a", b"long", b"c", b"d"])
+    world.calls.close()
+    generations, offsets = zip(*seen, strict=True)
+    assert sorted(set(generations)) == list(generations), "each begin and end of a call counts"
+    assert offsets == (0, 1, 1, 1, 1), "the first call that has not ended"
+
+
+def test_a_background_task_cannot_publish_once_its_call_has_ended() -> None:
+    errors: list[Exception] = []
+
+    async def later(context: Any) -> None:
+        await asyncio.sleep(0.001)  # a call that does not wait has ended
+        try:
+            context.publish("there", "late")
+        except RuntimeError as error:
+            errors.append(error)
+
+    async def process(text: str, context: Any) -> None:
+        task = asyncio.create_task(later(context))
+        if text == "waits":
+            await task
+        elif text == "last":
+            await asyncio.sleep(0.02)  # the loop runs until the others have published
+
+    world = World(process)
+    world.take([b"leaves", b"waits", b"last"])
+    world.calls.close()
+    assert len(errors) == 1
+    assert [value for _, value, _, _ in world.outputs.records] == [b"late", b"late"], "those whose call went on"

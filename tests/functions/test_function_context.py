@@ -6,13 +6,18 @@ import base64
 import inspect
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from functions.function_kit import context_with, spec_with
 
+from kop.client.batches import StoredRecords, build
+from kop.client.read_client import Fetched
+from kop.client.write_client import Identity
 from kop.functions import stand_in
 from kop.functions.context import (
+    MOST_MS,
     Acked,
     Effect,
     FunctionContext,
@@ -22,8 +27,10 @@ from kop.functions.context import (
     RecordId,
 )
 from kop.functions.function import FunctionCode
+from kop.functions.output_sizes import OutputError
 from kop.functions.spec import InputSpec
 from kop.functions.state import StateError
+from kop.functions.topics import TopicNameError
 
 UserFile = Callable[..., FunctionCode]
 
@@ -36,7 +43,7 @@ publish(topic_name,message,serde_class_name='serde.IdentitySerDe',properties=Non
 get_input_topics() get_output_topic() get_output_serde_class_name() ack(msgid,topic) incr_counter(key,amount)
 get_counter(key) del_counter(key) put_state(key,value) get_state(key) get_pulsar_client()
 """
-OWN = {"begin", "input_headers", "nack"}
+OWN = {"begin", "end", "input_headers", "nack"}
 
 
 def test_it_has_pulsars_methods_with_their_signatures() -> None:
@@ -238,3 +245,87 @@ def test_ack_and_nack_name_a_message(effects: list[Effect]) -> None:
 def test_state_that_is_not_there_raises(effects: list[Effect], method: str, arguments: tuple[Any, ...]) -> None:
     with pytest.raises(StateError, match="state is not there: "):
         getattr(context_with(effects), method)(*arguments)
+
+
+# -- what cannot be asked for
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"message_conf": {"event_timestamp": 1.5}}, TypeError, "int of milliseconds, as int.seconds . 1000., not"),
+        ({"message_conf": {"event_timestamp": "99"}}, TypeError, "not a str"),
+        ({"message_conf": {"event_timestamp": 1 << 70}}, ValueError, "milliseconds since 1970"),
+        ({"message_conf": {"event_timestamp": -1}}, ValueError, "milliseconds since 1970"),
+        ({"properties": {"\ud800": "x"}}, ValueError, "is no UTF-8"),
+        ({"properties": {"h": "y" * 950_000}}, OutputError, "a publish to there has 950016 bytes, and 890000 are"),
+        ({"properties": {"h": "y"}, "message": "z" * 900_000}, OutputError, "a publish to there has"),
+    ],
+)
+def test_a_publish_that_cannot_be_written_raises(
+    effects: list[Effect], options: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        context_with(effects).publish("there", **{"message": "value", **options})
+    assert not effects
+
+
+@pytest.mark.parametrize("topic", ["", ".", "..", "a b", "\ud800", "a\n", "a" * 250, "public/default/a b"])
+def test_a_publish_to_what_can_be_no_topic_raises(effects: list[Effect], topic: str) -> None:
+    with pytest.raises((ValueError, TopicNameError)):
+        context_with(effects).publish(topic, "value")
+    assert not effects
+
+
+@pytest.mark.parametrize("time", [0, 99, MOST_MS])
+def test_a_publish_with_any_time_that_is_taken_can_be_written(effects: list[Effect], time: int) -> None:
+    context_with(effects).publish("there", "v", message_conf={"event_timestamp": time})
+    (publish,) = effects
+    assert isinstance(publish, Publish)
+    record = publish.key, publish.value, publish.headers, publish.timestamp
+    ((batch, _),) = build([record], Identity(-1, -1), -1, now=0)
+    (rows,) = StoredRecords(Fetched(bytes(batch), 1, 1, 0, ()), ("there", 0), 0)
+    assert [row[1] for row in rows] == [time]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        (5, 1, TypeError),
+        ("\ud800", 1, ValueError),
+        ("m" * 1001, 1, ValueError),
+        ("m", 1j, TypeError),
+        ("m", "1", TypeError),
+        ("m", float("nan"), ValueError),
+        ("m", 10**400, OverflowError),
+    ],
+)
+def test_a_metric_that_cannot_be_told_raises(
+    effects: list[Effect], name: Any, value: Any, error: type[Exception]
+) -> None:
+    observed: list[Any] = []
+    context = context_with(effects, record_metric=lambda *given: observed.append(given))
+    with pytest.raises(error, match="record_metric: the "):
+        context.record_metric(name, value)
+    assert not observed
+
+
+def test_nothing_can_be_asked_for_outside_of_the_call(effects: list[Effect]) -> None:
+    context = context_with(effects, state=lambda partition: None)
+    here = context.get_message_id()
+    asked: list[Callable[[], Any]] = [
+        lambda: context.publish("there", "text"),
+        lambda: context.ack(here, "in"),
+        lambda: context.nack(here, "in"),
+        lambda: context.incr_counter("k", 1),
+        lambda: context.get_state("k"),
+    ]
+    with ThreadPoolExecutor(1) as pool:
+        for ask in asked:
+            with pytest.raises(RuntimeError, match="belongs to a call"):
+                pool.submit(ask).result()
+    context.end()
+    for ask in asked:
+        with pytest.raises(RuntimeError, match="ask for it before process returns"):
+            ask()
+    assert not effects

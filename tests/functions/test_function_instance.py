@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -39,6 +40,10 @@ def exclaim(text: str) -> str:
 def exclaim_and_ack(text: str, context: Any) -> str:
     context.ack(context.get_message_id(), context.get_current_message_topic_name())
     return text + "!"
+
+
+def failing_all(data: bytes) -> None:
+    raise ValueError("no " + "x" * 5_000)
 
 
 def add_one(number: int) -> int:
@@ -749,3 +754,52 @@ def test_messages_of_a_key_that_another_call_refuses_are_tried_again_in_their_or
     function.wait_until(lambda: broker.committed(GROUP) == {("in", 0): 4})
     function.stop()
     assert "".join(calls[3:]) == ("aabd" if fails_again else "abd")
+
+
+# -- dead letters that are large
+
+
+@pytest.mark.parametrize("guarantee", ["ATLEAST_ONCE", "EFFECTIVELY_ONCE"])
+def test_a_dead_letter_is_as_large_as_its_topic_takes(
+    broker: Broker,
+    functions: Functions,
+    guarantee: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted: list[str] = []
+    monkeypatch.setattr(Stats, "metric", lambda _stats, name, _value: counted.append(name))
+    broker.create_topic("in", configs={"max.message.bytes": 3_000_000})
+    sizes = [10, 1_040_000, 1_048_510, 1_100_000, 950_000, 20]
+    random = Random(1)
+    functions(
+        failing_all,
+        name="exclaim",
+        inputs="in",
+        max_message_retries=0,
+        dead_letter_topic="dead",
+        processing_guarantees=guarantee,
+    )
+    sent = [random.randbytes(size) for size in sizes]
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "message.max.bytes": 4_000_000})
+    for value in sent:
+        producer.produce("in", value)
+    assert producer.flush(30) == 0
+    wait_until(lambda: broker.committed(GROUP) == {("in", 0): 6})
+    dead = broker.records("dead", isolation_level="read_committed")
+    assert [record.value for record in dead] == [value for value in sent if len(value) != 1_100_000]
+    named = {len(record.value or b""): {str(name) for name, _ in record.headers} for record in dead}
+    assert "__pfn_exception__" in named[10] & named[950_000]
+    assert not named[1_048_510], "as it was: no header had room"
+    (dropped,) = (text for text in caplog.messages if "dropped" in text)
+    assert "in-0 offset 3 is dropped: its 1100000 bytes are more than dead takes" in dropped
+    assert counted == ["dropped_dead_letters"]
+
+
+def test_a_dead_letter_topic_that_takes_little_gets_small_batches(broker: Broker, functions: Functions) -> None:
+    broker.create_topic("dead", configs={"max.message.bytes": 2_000})
+    functions(failing_all, name="exclaim", inputs="in", max_message_retries=0, dead_letter_topic="dead")
+    sent = [Random(number).randbytes(1_000) for number in range(20)]
+    broker.produce("in", [*sent, Random(1).randbytes(3_000), b"x" * 3_000, b"last"])
+    wait_until(lambda: broker.committed(GROUP) == {("in", 0): 23})
+    assert [record.value for record in broker.records("dead")] == [*sent, b"x" * 3_000, b"last"]

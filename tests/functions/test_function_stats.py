@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 
 import pytest
 
@@ -82,3 +83,11 @@ def test_what_is_kept_is_bounded(time: Time) -> None:
     assert len(snapshot.latest_user_exceptions) == stats_module.LATEST
     text = snapshot.latest_user_exceptions[0]["text"]
     assert len(text) == stats_module.TEXT_CHARACTERS + len(" (at in-0 offset 7)")
+
+
+def test_the_sum_of_a_metric_stays_a_number_of_json(time: Time) -> None:
+    stats = Stats(PARTITIONS, [0, -1, 0])
+    for value in (1.7e308, 1.7e308, 1.0):
+        stats.metric("large", value)
+    told = json.dumps(dataclasses.asdict(stats.snapshot()), allow_nan=False)
+    assert json.loads(told)["user_metrics"]["large"] == [3, sys.float_info.max]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from base64 import b64encode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -174,6 +177,22 @@ def test_windows_by_the_time_of_events(
     second.stop()
 
 
+def test_a_late_message_is_as_large_as_its_topic_takes(
+    broker: Broker, functions: Functions, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "events.py").write_text(FILE)
+    broker.create_topic("late", configs={"max.message.bytes": 960_000})
+    window = {"lateDataTopic": "late", "timestampExtractorClassName": "events.when"}
+    function = functions("events", by_events(window=window), py="events.py")
+    broker.produce("in", ["[2000, 1]", "[12000, 2]"])
+    wait_until(lambda: len(values(broker, "out")) == 1)
+    keys = [b64encode(Random(1).randbytes(size)).decode() for size in (712_500, 750_000, 3)]
+    broker.produce("in", [(key, f"[9000, {number}]") for number, key in enumerate(keys)])
+    wait_until(lambda: values(broker, "late") == ["[9000, 0]", "[9000, 2]"])
+    function.stop()
+    assert "the message at in-0 offset 3 is dropped: its 1000009 bytes are more than late takes" in caplog.text
+
+
 def test_late_messages_without_a_topic_are_dropped_and_counted(
     broker: Broker, functions: Functions, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -336,3 +355,20 @@ def test_an_extractor_that_cannot_be_had(
     (tmp_path / "events.py").write_text(f"def process(values): pass\n{text}")
     with pytest.raises(ClientError, match=f"timestamp extractor events.When.*{told}"):
         functions("events", by_events(), py="events.py")
+
+
+def test_a_window_of_an_asynchronous_function_that_is_cancelled_has_failed(
+    broker: Broker, functions: Functions
+) -> None:
+    async def total(numbers: list[int]) -> int:
+        if 0 in numbers:
+            raise asyncio.CancelledError
+        await asyncio.sleep(0)
+        return sum(numbers)
+
+    given = config(windowConfig={"windowLengthCount": 2}, maxMessageRetries=0, deadLetterTopic="dead", name="total")
+    function = functions(total, given)
+    broker.produce("in", ["1", "2", "0", "3", "4", "5"])
+    wait_until(lambda: values(broker, "out") == ["3", "9"])
+    function.stop()
+    assert values(broker, "dead") == ["0", "3"]

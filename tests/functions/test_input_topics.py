@@ -13,7 +13,8 @@ from kop.client.read_client import TopicMetadata
 from kop.functions.input_topics import input_of, partitions_of, reads, topics_of
 from kop.functions.spec import FunctionSpec, InputSpec
 
-LISTED = ("log-a", "log-b", "orders", "log-out", "__kop_functions", "internal")
+DEAD = ("log-a-public-default-f-DLQ", "log-a-public-default-f-DLQ-public-default-f-DLQ")
+LISTED = (*DEAD, "log-a", "log-b", "orders", "log-out", "__kop_functions", "internal")
 UNLISTED = ("T/N/x", "hidden")
 """Those of other namespaces, and those that the user may not see, are told only if they are named."""
 
@@ -58,6 +59,7 @@ def partitions(*inputs: str, refused: dict[str, Exception] | None = None) -> lis
         (["log-.*"], ["log-a", "log-b"]),
         ([".*"], ["log-a", "log-b", "orders"]),
         (["orders", "log-a.*"], ["log-a", "orders"]),
+        ([DEAD[0]], [DEAD[0]]),
         (["orders", "T/N/x", "log-a.*"], ["T/N/x", "log-a", "orders"]),
     ],
 )

@@ -128,6 +128,13 @@ def test_a_batch_fails_as_a_whole_and_is_tried_again(broker: Broker, functions: 
     assert broker.committed(GROUP) == {("in", 0): 2}
 
 
+def with_header(batch: Any, name: str | None) -> Any:
+    """Return the values with a header of this name each."""
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    headers = pa.array([[{"key": name, "value": b"v"}]] * len(batch), kind)
+    return pa.RecordBatch.from_arrays([batch.column("value"), headers], ["value", "headers"])
+
+
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 @pytest.mark.parametrize(
     ("bad", "told"),
@@ -137,6 +144,8 @@ def test_a_batch_fails_as_a_whole_and_is_tried_again(broker: Broker, functions: 
         (lambda batch: batch.select(["key"]), "select value"),
         (lambda batch: pa.array([1.0] * len(batch)), "not binary or string"),
         (lambda batch: pa.array(["x" * 900_000]), "900000 bytes"),
+        (lambda batch: with_header(batch, "x" * 900_000), "the headers of the result cannot be written: a record of 9"),
+        (lambda batch: with_header(batch, None), "the headers of the result cannot be written: "),
     ],
 )
 def test_a_result_that_cannot_be_written_fails_its_batch(

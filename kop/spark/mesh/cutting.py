@@ -71,7 +71,7 @@ def topics_of(spec: FunctionSpec, there: Collection[str]) -> list[str]:
     topics = [name for name, given in spec.inputs.items() if not given.is_regex]
     for pattern in [name for name, given in spec.inputs.items() if given.is_regex]:
         matching = [topic for topic in sorted(there) if re.fullmatch(pattern, topic)]
-        topics += [topic for topic in matching if topic not in spec.own_topics and not topic.startswith("__")]
+        topics += [topic for topic in matching if not spec.writes(topic) and not topic.startswith("__")]
     return list(dict.fromkeys(topics))
 
 

@@ -230,12 +230,24 @@ class ChainOutputs(Outputs):
         for lots_of in self._records_for:
             lots_of.clear()
 
-    def add(self, topic: str, source: int, record: NewRecord) -> None:
+    def add_first_that_fits(self, topic: str, source: int, records: Sequence[NewRecord]) -> bool:
+        """Add the first of some records that the topic takes; a private topic takes any."""
+        if topic in self._private:
+            self.add(topic, source, records[0])
+            return True
+        return super().add_first_that_fits(topic, source, records)
+
+    def ask_limit(self, topic: str) -> int:
+        """Ask the servers for what `most_bytes` returns, once no other thread asks them."""
+        self._free_client()
+        return super().ask_limit(topic)
+
+    def add(self, topic: str, source: int, record: NewRecord, *, alone: int | None = None) -> None:
         """Add a record for a topic: hand it to the functions that read it, and keep it to be written unless the topic
-        is private. `source` is the partition that its input came from.
+        is private. `source` is the partition that its input came from; `alone` is as of `Outputs`.
         """
         if topic not in self._private:
-            super().add(topic, source, record)
+            super().add(topic, source, record, alone=alone)
         if topic in self._readers:
             key, value, headers, timestamp = record
             place = topic, self._partition(topic, source, key)
