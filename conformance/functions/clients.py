@@ -55,20 +55,31 @@ class Source:
         self.pause = 2 * BURST / rate
         """Seconds between what is written of a topic at once."""
         self.sent = 0
+        self._next = 0
+        """The number of the next message of the topic without keys."""
 
     def write_plain(self, stop: threading.Event) -> None:
         """Write the topic without keys until `stop`."""
         producer = Producer(self._settings)
-        topic, partitions = self._plain
-        number = 0
         while not stop.wait(self.pause):
             for _ in range(BURST):
                 if len(producer) < 5_000:
-                    producer.produce(topic, f"plain-{number}", partition=number % partitions)
-                    number += 1
-                    self.sent += 1
+                    self._write_next(producer)
             producer.poll(0)
         producer.flush(4 * ANSWER_SECONDS)
+
+    def write_last(self) -> None:
+        """Write one more message to each partition of the topic without keys."""
+        producer = Producer(self._settings)
+        for _ in range(self._plain[1]):
+            self._write_next(producer)
+        producer.flush(ANSWER_SECONDS)
+
+    def _write_next(self, producer: Producer) -> None:
+        topic, partitions = self._plain
+        producer.produce(topic, f"plain-{self._next}", partition=self._next % partitions)
+        self._next += 1
+        self.sent += 1
 
     def write_keyed(self, stop: threading.Event) -> None:
         """Write the topic with keys until `stop`, transaction by transaction."""

@@ -150,6 +150,11 @@ class Instances:
         with self._lock:
             self._end()
 
+    @property
+    def has_replaced(self) -> bool:
+        """True if one that was replaced has not ended."""
+        return any(each.how == "replaced" and each.process.poll() is None for each in self._all)
+
     def await_replaced(self, seconds: float) -> None:
         """Wait until those have ended that were replaced; after so many seconds they are ended."""
         until = time.monotonic() + seconds

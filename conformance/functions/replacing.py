@@ -49,7 +49,7 @@ RATE = 600.0
 DONE_SECONDS = 60.0
 """For functions to come to the end of their inputs."""
 REPLACED_SECONDS = 75.0
-"""For instances to end that were replaced, once all is done: an idle one hears of it when it renews its offsets."""
+"""For instances to end that were replaced, once all is done."""
 PLAIN, KEYED, NATIVE, RESULTS, PUBLISHED = 3, 2, 2, 3, 4
 """Partitions of the topics."""
 
@@ -149,7 +149,8 @@ class Replacing:
             progress.say("the functions start")
             for instances in self._functions.values():
                 instances.await_start()
-            self._load(progress)
+            source = self._load(progress)
+            self._let_replaced_hear(source)
             reader = Reader(self._target.bootstrap)
             self._finish(reader, progress)
             self._stopped.set()
@@ -185,7 +186,7 @@ class Replacing:
             for instances in self._functions.values():
                 instances.keep_running()
 
-    def _load(self, progress: ProgressLine) -> None:
+    def _load(self, progress: ProgressLine) -> Source:
         plain, keyed = (self._plain[0][0], PLAIN), (self._keyed[0][0], KEYED)
         source = Source(self._target.bootstrap, plain, keyed, self._part.seed, RATE)
 
@@ -200,6 +201,16 @@ class Replacing:
             topic = self._written_natively[0][0], NATIVE
             beside.append(lambda stop: native.write(topic, source.pause, stop))
         under_faults(self._part.seconds, self.executor, self.faults, progress, state, *beside)
+        return source
+
+    def _let_replaced_hear(self, source: Source) -> None:
+        """Write until the instances have ended that were replaced: an idle one hears of it only when it renews its
+        offsets, in ten minutes. The last one may begin when nothing else is written any more.
+        """
+        until = time.monotonic() + REPLACED_SECONDS
+        while any(instances.has_replaced for instances in self._functions.values()) and time.monotonic() < until:
+            source.write_last()
+            time.sleep(1)  # they say nothing of what they have heard until they end
 
     def _finish(self, reader: Reader, progress: ProgressLine) -> None:
         """Wait until all functions have committed the ends of their inputs."""
