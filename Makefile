@@ -56,7 +56,7 @@ test-pulsar: $(VENV)/.test ## the tests over an Apache Pulsar that it starts (Ja
 	$(TWICE) -n 3 -m "pulsar and not slow" -r fE $(ARGS)
 
 test-grants: $(VENV)/.test ## Pulsar's grants decide, over an Apache Pulsar with tokens that it starts: a minute (Java, Maven)
-	$(BIN)/python -m pytest tests/interop/test_grants_of_pulsar.py -r fE $(ARGS)
+	$(TWICE) -n 1 tests/interop/test_grants_of_pulsar.py -r fE $(ARGS)
 
 test-full: $(VENV)/.test ## every test, the slow ones too (Java, Maven)
 	KOP_ALL_EXAMPLES=1 $(BIN)/python -m pytest -n 2 $(ARGS)

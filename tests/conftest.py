@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -32,3 +33,15 @@ def pytest_collection_finish() -> None:
 def lines_are_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one test made the gateway log keeps no line of the next one back."""
     monkeypatch.setattr(background, "log_lines", Repeats())
+
+
+@pytest.fixture(autouse=True)
+def handlers_are_put_back() -> Iterator[None]:
+    """Commands that a test runs in this process keep their handlers of SIGINT and SIGTERM to its end, so they would be
+    those of all tests that follow.
+    """
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in kept.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)

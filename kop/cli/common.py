@@ -357,7 +357,7 @@ def one_line(text: str, limit: int = 200) -> str:
 
 
 class StopSignals:
-    """A context in which SIGINT and SIGTERM are noted instead of raising KeyboardInterrupt.
+    """SIGINT and SIGTERM, which are noted from now on instead of raising KeyboardInterrupt.
 
     A client has threads and locks: an exception in the middle of its code may leave a lock taken that closing it waits
     for. A second signal raises KeyboardInterrupt all the same, for whoever does not want to wait.

@@ -315,18 +315,20 @@ def test_what_is_taken_away_or_given_is_felt_on_an_open_connection_within_two_se
     async def main() -> None:
         conn = await world.kafka("nobody")
         took = []
-        async with world.admin() as admin:
-            for namespace, name in ((HOME, ORDERS), (OTHER, FOREIGN)):
-                assert await produced(conn, name) != ErrorCode.NONE
-                await admin.grant(namespace, "nobody", ["produce"])
-                if name == FOREIGN:
-                    asked = [{"name": name, "topic_id": None}]
-                    await conn.call(3, 12, topics=asked, allow_auto_topic_creation=False)
-                took.append(await seconds_until(conn, name, ErrorCode.NONE))
-                await admin.revoke(namespace, "nobody")
-                took.append(await seconds_until(conn, name, ErrorCode.TOPIC_AUTHORIZATION_FAILED))
+        try:
+            async with world.admin() as admin:
+                for namespace, name in ((HOME, ORDERS), (OTHER, FOREIGN)):
+                    assert await produced(conn, name) != ErrorCode.NONE
+                    await admin.grant(namespace, "nobody", ["produce"])
+                    if name == FOREIGN:
+                        asked = [{"name": name, "topic_id": None}]
+                        await conn.call(3, 12, topics=asked, allow_auto_topic_creation=False)
+                    took.append(await seconds_until(conn, name, ErrorCode.NONE))
+                    await admin.revoke(namespace, "nobody")
+                    took.append(await seconds_until(conn, name, ErrorCode.TOPIC_AUTHORIZATION_FAILED))
+        finally:
+            world.close()
         assert min(took) < 2, f"a loaded machine takes longer now and then: {took}"
-        world.close()
 
     run(main())
 
