@@ -39,8 +39,8 @@ def create_topic_with_replication_factor(run: Run, factor: int) -> None:
     topic = run.name()
     a = admin(run)
     a.create_topics([NewTopic(topic, 3, factor)])[topic].result(10)
-    eventually(lambda: len(a.list_topics(topic, timeout=5).topics[topic].partitions) == 3)
-    same({len(p.replicas) for p in a.list_topics(topic, timeout=5).topics[topic].partitions.values()}, {1})
+    eventually(lambda: len(a.list_topics(topic, timeout=20).topics[topic].partitions) == 3)
+    same({len(p.replicas) for p in a.list_topics(topic, timeout=20).topics[topic].partitions.values()}, {1})
 
 
 @suite.case()
@@ -59,7 +59,7 @@ def create_topic_refusals(run: Run) -> None:
     refused(KafkaError.INVALID_CONFIG, lambda: create(NewTopic(other, 1, 1, config={"retention.ms": "soon"})))
     refused(KafkaError.INVALID_CONFIG, lambda: create(NewTopic(other, 1, 1, config={"no.such": "1"})))
     a.create_topics([NewTopic(other, 1, 1)], validate_only=True)[other].result(10)
-    assert other not in a.list_topics(timeout=5).topics, "validate_only created the topic"
+    assert other not in a.list_topics(timeout=20).topics, "validate_only created the topic"
 
 
 @suite.case()
@@ -67,7 +67,7 @@ def delete_topic(run: Run) -> None:
     topic = make_topic(run)
     a = admin(run)
     a.delete_topics([topic])[topic].result(10)
-    eventually(lambda: topic not in a.list_topics(timeout=5).topics)
+    eventually(lambda: topic not in a.list_topics(timeout=20).topics)
     refused(KafkaError.UNKNOWN_TOPIC_OR_PART, lambda: a.delete_topics([topic])[topic].result(10))
 
 
@@ -76,7 +76,7 @@ def create_partitions_grows_only(run: Run) -> None:
     topic = make_topic(run, partitions=2)
     a = admin(run)
     a.create_partitions([NewPartitions(topic, 4)])[topic].result(10)
-    eventually(lambda: len(a.list_topics(topic, timeout=5).topics[topic].partitions) == 4)
+    eventually(lambda: len(a.list_topics(topic, timeout=20).topics[topic].partitions) == 4)
     refused(KafkaError.INVALID_PARTITIONS, lambda: a.create_partitions([NewPartitions(topic, 3)])[topic].result(10))
 
 
@@ -89,7 +89,7 @@ def delete_records_moves_the_log_start(run: Run) -> None:
     same(a.delete_records([tp])[tp].result(10).low_watermark, 4)
     with consumer(run, topic) as c:
         same([r.offset() for r in take(c, 6)], list(range(4, 10)))
-        same(c.get_watermark_offsets(TopicPartition(topic, 0), timeout=5), (4, 10))
+        same(c.get_watermark_offsets(TopicPartition(topic, 0), timeout=20), (4, 10))
     beyond = TopicPartition(topic, 0, 11)
     refused(KafkaError.OFFSET_OUT_OF_RANGE, lambda: a.delete_records([beyond])[beyond].result(10))
 
@@ -148,7 +148,7 @@ def alter_configs_replaces_all_settings(run: Run) -> None:
 @suite.case()
 def describe_broker_configs(run: Run) -> None:
     a = admin(run)
-    broker = next(iter(a.list_topics(timeout=5).brokers))
+    broker = next(iter(a.list_topics(timeout=20).brokers))
     resource = ConfigResource(ConfigResource.Type.BROKER, str(broker))
     entries = a.describe_configs([resource])[resource].result(10)
     same(entries["node.id"].value, str(broker))

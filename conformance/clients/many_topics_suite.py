@@ -34,16 +34,16 @@ def topics(run: Run) -> tuple[str, ...]:
     client = KafkaAdminClient(**run.kafka_python)
     try:
         client.create_topics(
-            {n: {"num_partitions": PARTITIONS, "replication_factor": 1} for n in NAMES}, timeout_ms=60_000
+            {n: {"num_partitions": PARTITIONS, "replication_factor": 1} for n in NAMES}, timeout_ms=120_000
         )
-        eventually(lambda: set(NAMES) <= set(client.list_topics()), 30)
+        eventually(lambda: set(NAMES) <= set(client.list_topics()), 60)
     finally:
         client.close()
     _made.set()
     return NAMES
 
 
-@suite.case(limit=90)
+@suite.case(limit=200)
 def kafka_python_creates_and_describes_all(run: Run) -> None:
     names = topics(run)
     client = KafkaAdminClient(**run.kafka_python)
@@ -58,14 +58,14 @@ def kafka_python_creates_and_describes_all(run: Run) -> None:
         client.close()
 
 
-@suite.case(limit=130)
+@suite.case(limit=260)
 def kafka_python_finds_the_ends_of_1600_partitions(run: Run) -> None:
     """A broker that has none of them open has to load each, and a request to be answered within kafka-python's 30 s."""
     partitions = [TopicPartition(name, p) for name in topics(run) for p in range(PARTITIONS)]
     client = KafkaConsumer(**run.kafka_python)
     try:
-        same(set(client.beginning_offsets(partitions, timeout_ms=60_000).values()), {0})
-        same(len(client.end_offsets(partitions, timeout_ms=60_000)), TOPICS * PARTITIONS)
+        same(set(client.beginning_offsets(partitions, timeout_ms=120_000).values()), {0})
+        same(len(client.end_offsets(partitions, timeout_ms=120_000)), TOPICS * PARTITIONS)
     finally:
         client.close()
 
@@ -107,7 +107,7 @@ async def aiokafka_consumes_one_record_of_each_partition_by_pattern(run: Run) ->
         await consumer.stop()
 
 
-@suite.case(limit=90)
+@suite.case(limit=200)
 async def aiokafka_deletes_all(run: Run) -> None:
     names = topics(run)
     client = AIOKafkaAdminClient(**run.aiokafka)

@@ -59,8 +59,8 @@ SERVER_KINDS = ("kill",)
 SPACING = Spacing(
     usual=6.0, quiet=2.0, lasts={"kill": 1.0, "kill_leader": 3.0, "kill_worker": 3.0, "pause_leader": 9.0}
 )
-ORPHAN_SECONDS = 2.0
-"""For the instances of a worker to end once it has."""
+ORPHAN_SECONDS = 15.0
+"""For the instances of a worker to end once it has: within a second on a machine that does nothing else."""
 _ENOUGH_CALLS = 40
 """Calls from which on some have to lose against others. A start that takes long leaves time for fewer."""
 SETTLE_SECONDS = 40.0
@@ -368,7 +368,10 @@ class Leading:
     def _await(self, judge: Callable[[], list[Anomaly]], seconds: float = SETTLE_SECONDS) -> None:
         """Judge until nothing is wrong, or for so long that it is an anomaly."""
         until = time.monotonic() + seconds
-        while (anomalies := judge()) and time.monotonic() < until:
+        while True:
+            is_last = time.monotonic() >= until  # before it is judged: a judgement from before a pause is an old one
+            if not (anomalies := judge()) or is_last:
+                break
             time.sleep(0.2)  # until it is looked at again
         self.anomalies += anomalies
 

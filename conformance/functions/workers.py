@@ -68,6 +68,10 @@ class WorkerProcess:
 
     def start(self) -> str:
         """Start it, and return its address."""
+        with self._turn:
+            return self._start()
+
+    def _start(self) -> str:
         self._wanted = True
         self._mark = f"{self.name}-{secrets.token_hex(4)}"
         command = [sys.executable, "-m", "kop.cli.main", "functions", "worker", "--bootstrap", self._bootstrap]
@@ -86,10 +90,9 @@ class WorkerProcess:
     def revive(self) -> None:
         """Start it again if it ended by itself, as a service manager does (a server that stays away for a minute)."""
         with self._turn:
-            gone = self._wanted and not self.running
-        if gone:
-            self.revived += 1
-            self.start()
+            if self._wanted and not self.running:
+                self.revived += 1
+                self._start()
 
     def await_ready(self) -> None:
         """Wait until it says that it works. StartFailed."""

@@ -49,8 +49,10 @@ BETWEEN = 100
 """How many records have to come out between two kills."""
 SECONDS = 600.0
 """How long it may take until so many have come out."""
-CTRL_C_SECONDS = 5.0
-"""How long Ctrl-C may take here: 2 s on a machine that does nothing else."""
+CTRL_C_SECONDS = 20.0
+"""How long Ctrl-C may take here: 2 s on a machine that does nothing else. A driver that does not end by itself is
+stopped after 30 s.
+"""
 LOCAL = "local[2,8]"
 CHECKPOINT = "checkpoint"
 VICTIMS = {

@@ -26,6 +26,7 @@ _RECOVERY_FAILED: Final = re.compile(
 )
 _FIRST_SNAPSHOT: Final = re.compile(r"\[(persistent://\S+)\] Start to take the first snapshot")
 _COMMIT_FAILED: Final = re.compile(r"handleEndTxnOnPartition fail.*txnId: \[\((\d+),(\d+)\)\], txnAction: \[COMMIT\]")
+_ABORTED_BY_PULSAR: Final = re.compile(r"Successes to abort low water mark for txn \[\((\d+),(\d+)\)\]")
 
 
 def failed_recoveries(log: str, namespaces: Collection[str], aftermath: float) -> list[Disturbance]:
@@ -43,11 +44,12 @@ def failed_recoveries(log: str, namespaces: Collection[str], aftermath: float) -
 
 
 def failed_commits(log: str) -> set[tuple[str, str]]:
-    """Return the ids, most and least, of the transactions whose commit the broker could not carry out on a partition.
+    """Return the ids, most and least, of the transactions whose commit the broker did not carry out on a partition: it
+    failed there, or the broker aborted by itself what it had not ended there.
 
     Its client was told of a commit all the same.
     """
-    return set(_COMMIT_FAILED.findall(log))
+    return {*_COMMIT_FAILED.findall(log), *_ABORTED_BY_PULSAR.findall(log)}
 
 
 def begun_anew(log: str) -> set[str]:

@@ -86,8 +86,8 @@ def check(history: History) -> list[Anomaly]:
 
 
 def done_by_pulsar(history: History) -> list[str]:
-    """Return a line for each writer of which Pulsar lost records in commits that failed on a partition, and for each
-    whose aborted records it gives to readers.
+    """Return a line for each writer of which Pulsar lost records in commits that it did not carry out on a partition,
+    and for each whose aborted records it gives to readers.
     """
     stored = {row.record for row in history.stored}
     lost = Counter(
@@ -101,7 +101,10 @@ def done_by_pulsar(history: History) -> list[str]:
         if write.outcome == "refused" and write.record in history.forgotten_aborts and write.record in stored
     )
     texts = (
-        (lost, "Pulsar lost {} records of its own client {}: commits failed on a partition (docs/quirks.md)"),
+        (
+            lost,
+            "Pulsar lost {} records of its own client {}: commits failed on a partition (docs/quirks.md)",
+        ),
         (
             given,
             "Pulsar gives {} records that its own client {} aborted to readers: a transaction buffer began anew "

@@ -98,7 +98,7 @@ class History:
     """Every record of every partition, by the entries that Pulsar keeps."""
     failed_commits: set[tuple[str, int]] = field(default_factory=set)
     """Records of transactions of Pulsar's own client that were committed, as it was told, though Pulsar's broker says
-    that it could not commit them on a partition. No gateway has a part in these transactions."""
+    that it did not commit them on a partition. No gateway has a part in these transactions."""
     forgotten_aborts: set[tuple[str, int]] = field(default_factory=set)
     """Records of transactions of Pulsar's own client that were aborted, on partitions whose transaction buffer Pulsar's
     broker began anew. No gateway has a part in these transactions."""

@@ -23,12 +23,15 @@ from typing import Any
 
 import pulsar
 from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError as AiokafkaError
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from conformance.harness import tenants
 from conformance.soak.history import UNANSWERED, Write, value_of
 from conformance.soak.workload import Record, Topic, Writer, records, specified
 
+START_SECONDS = 60.0
+"""How long aiokafka tries to meet a server before it gives up."""
 FLUSH_SECONDS = 90.0
 RECORD_SECONDS = 300.0
 """How long a client tries to deliver one record. Longer than any fault: librdkafka begins a new epoch after a timeout,
@@ -185,6 +188,19 @@ async def aiokafka(run: Run) -> None:
     await asyncio.gather(*(_aiokafka(run, writer) for writer in run.writers))
 
 
+async def _started(producer: AIOKafkaProducer) -> None:
+    """Start it. On a slow machine the first fault comes before it has met a server: then again, for a while."""
+    until = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            return await producer.start()
+        except AiokafkaError as error:
+            if time.monotonic() > until:
+                raise
+            print(f"start: {error!r}", file=sys.stderr)
+        await asyncio.sleep(0.2)
+
+
 async def _aiokafka(run: Run, writer: Writer) -> None:
     producer = AIOKafkaProducer(
         bootstrap_servers=run.bootstrap.split(","),
@@ -196,7 +212,7 @@ async def _aiokafka(run: Run, writer: Writer) -> None:
         **tenants.aiokafka(run.user),
         **writer.settings,
     )
-    await producer.start()
+    await _started(producer)
 
     def delivered(number: int, future: asyncio.Future[Any]) -> None:
         if future.cancelled():

@@ -536,8 +536,14 @@ class Calls(CallBase):
         tasks = [loop.create_task(coroutine) for coroutine in coroutines]
         for task in tasks:
             task.add_done_callback(ended)
-        while left:
-            loop.run_forever()
+        try:
+            while left:
+                loop.run_forever()
+        except BaseException:  # it ends the instance, and is raised here: asyncio need not log it as never retrieved
+            for task in tasks:
+                if task.done() and not task.cancelled():
+                    task.exception()
+            raise
         return tasks
 
     async def _awaited(

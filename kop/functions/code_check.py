@@ -24,7 +24,7 @@ from kop.functions.spec import FunctionSpec
 from kop.functions.windowing import extractor_of, of_elements
 
 CHECK_SECONDS: Final = 20.0
-_DUMP_SECONDS: Final = 0.5
+_DUMP_SECONDS: Final = 2.0
 """The seconds before the time limit at which a process that hangs prints its stack."""
 
 

@@ -26,7 +26,7 @@ from kop.cli.main import cli
 def invoke(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Invoke:
     """Run a command that talks to no server, in this process."""
     for name in list(os.environ):
-        if name.startswith("KOP_"):
+        if name.startswith("KOP_") and not name.startswith("KOP_TEST_"):  # those are the run's own
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)

@@ -23,6 +23,7 @@ from confluent_kafka.admin import (
 from interop.interop_kit import SECONDS, Interop
 from support.certificates import self_signed
 from support.pulsar_gateway import PulsarGateway
+from support.waiting import wait_until
 
 from kop.security import records
 from kop.security.settings import STANDARD_AUTHORIZER
@@ -102,10 +103,8 @@ def allow(admin: AdminClient, user: str, kind: ResourceType, name: str, operatio
 
 def test_transactions_over_both_gateways(secure: Interop, certificate: str) -> None:
     admin = AdminClient(client(secure.gateway, certificate, "admin"))
-    assert {broker.port for broker in admin.list_topics(timeout=SECONDS).brokers.values()} == {
-        secure.gateway.address[1],
-        secure.other.address[1],
-    }
+    both = {gateway.address[1] for gateway in (secure.gateway, secure.other)}
+    wait_until(lambda: {broker.port for broker in admin.list_topics(timeout=SECONDS).brokers.values()} == both)
     topic, partitions = secure.name(), 6  # each gateway leads some
     admin.create_topics([NewTopic(topic, partitions)])[topic].result(SECONDS)
     for kind, name, operation in (

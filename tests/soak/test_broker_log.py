@@ -38,6 +38,15 @@ def test_commits_that_failed_on_a_partition_are_named() -> None:
     assert failed_commits(line.format("COMMIT") + line.format("ABORT").replace("17", "18")) == {("3", "17")}
 
 
+def test_a_commit_that_was_lost_is_named_if_the_broker_aborts_its_transaction_by_itself() -> None:
+    line = (
+        "2026-11-29T09:11:39,543+0000 [BookKeeperClientWorker-OrderedExecutor-0-0] WARN  "
+        "org.apache.pulsar.broker.transaction.buffer.impl.TopicTransactionBuffer - Successes to abort low water mark "
+        "for txn [(2,5)], topic [persistent://public/soak-1/transactions-partition-0], lowWaterMark [5]\n"
+    )
+    assert failed_commits(line) == {("2", "5")}
+
+
 def test_a_transaction_buffer_that_took_its_first_snapshot_twice_began_anew() -> None:
     line = (
         "2026-11-29T02:18:24,973+0000 [pulsar-io-34-4] INFO  "

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer
-from support.waiting import wait_until
+from support.waiting import SECONDS, wait_until
 
 from kop.client.errors import UnreachableError
 from kop.client.read_client import ReadClient
@@ -545,7 +545,7 @@ def test_a_batch_of_a_whole_component_ends_at_its_planned_ends_under_steady_inpu
     work = meshes.work(meshes.step(A.format(""), "in37", "out37"), is_whole=True)
     thread = threading.Thread(target=run_task, args=(work, Share(0, (place,), {place: 7})))
     thread.start()
-    has_ended = over.wait(5.0)
+    has_ended = over.wait(SECONDS)
     meshes.hub.end_tasks("c")
     thread.join(10.0)
     assert has_ended

@@ -71,11 +71,12 @@ def test_a_paused_broker_lets_clients_time_out_and_goes_on(kop_broker: Broker) -
     kop_broker.create_topic("t", partitions=1)
 
     async def main() -> int:
-        producer = AIOKafkaProducer(bootstrap_servers=kop_broker.bootstrap, request_timeout_ms=300, retry_backoff_ms=10)
-        async with producer:
+        address = kop_broker.bootstrap
+        impatient = AIOKafkaProducer(bootstrap_servers=address, request_timeout_ms=3000, retry_backoff_ms=10)
+        async with AIOKafkaProducer(bootstrap_servers=address) as producer, impatient:
             await producer.send_and_wait("t", b"before")
             with kop_broker.pause():
-                sent = asyncio.create_task(producer.send_and_wait("t", b"meanwhile"))
+                sent = asyncio.create_task(impatient.send_and_wait("t", b"meanwhile"))
                 await asyncio.wait([sent], timeout=0.2)
                 assert not sent.done()
                 with pytest.raises((RequestTimedOutError, KafkaConnectionError)):

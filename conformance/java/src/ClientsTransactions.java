@@ -300,7 +300,7 @@ final class ClientsTransactions {
         });
         s.fast("transactions: one that is open for longer than its timeout is aborted, readers go on", () -> {
             String t = k.topic("late", 1), id = Suite.name("id");
-            try (KafkaProducer<String, String> p = producer(k, id, "transaction.timeout.ms", "1000", "max.block.ms", "10000");
+            try (KafkaProducer<String, String> p = producer(k, id, "transaction.timeout.ms", "5000", "max.block.ms", "10000");
                     KafkaProducer<String, String> plain = k.producer();
                     KafkaConsumer<String, String> c = k.consumer("isolation.level", "read_committed")) {
                 p.initTransactions();

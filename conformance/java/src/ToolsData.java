@@ -28,7 +28,7 @@ final class ToolsData {
     static String offsetsTopic(Kit k, String group, String formatter) throws Throwable {
         int partitions = Kit.get(k.admin.describeTopics(List.of("__consumer_offsets")).allTopicNames()).get("__consumer_offsets").partitions().size();
         int partition = Math.abs(group.hashCode()) % partitions;
-        return k.tool(CONSUMER, "--topic", "__consumer_offsets", "--partition", "" + partition, "--offset", "earliest", "--timeout-ms", "2000",
+        return k.tool(CONSUMER, "--topic", "__consumer_offsets", "--partition", "" + partition, "--offset", "earliest", "--timeout-ms", "6000",
             "--formatter", "org.apache.kafka.tools.consumer." + formatter).text();
     }
 
