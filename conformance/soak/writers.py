@@ -193,7 +193,8 @@ async def _started(producer: AIOKafkaProducer) -> None:
     until = time.monotonic() + START_SECONDS
     while True:
         try:
-            return await producer.start()
+            await producer.start()
+            return
         except AiokafkaError as error:
             if time.monotonic() > until:
                 raise

@@ -39,6 +39,15 @@ Pulsar never answers.
 """
 
 
+class TransactionInBuffer(NamedTuple):
+    """A transaction on a partition."""
+
+    holds: bool
+    """True if the partition holds readers back at it: it has entries of it, and has seen no end of it."""
+    aborted: bool
+    """True if it was aborted there, whatever its coordinator says."""
+
+
 class Retention(NamedTuple):
     """A retention policy: the minutes and MB for which the broker keeps entries that every subscription has
     acknowledged. -1 is no limit; (0, 0) keeps nothing.
@@ -437,10 +446,17 @@ class Admin(Rest):
 
         PulsarError on a broker without transactions; its code is not always the same.
         """
+        return (await self.transaction_in_buffer(partition, txn)).holds
+
+    async def transaction_in_buffer(self, partition: str, txn: TxnId) -> TransactionInBuffer:
+        """Return the state of a transaction on a partition. PulsarError on a broker without transactions; its code is
+        not always the same.
+        """
         name = topic_path(partition).partition("/")[2]
         path = f"transactions/transactionInBufferStats/{name}/{txn.most}/{txn.least}"
         answer = await self._object(path, root="admin/v3")
-        return answer.get("startPosition") is not None and not answer.get("aborted")
+        aborted = bool(answer.get("aborted"))
+        return TransactionInBuffer(answer.get("startPosition") is not None and not aborted, aborted)
 
     async def message_id_by_time(self, partition: str, timestamp: int) -> tuple[int, int]:
         """Return (ledger, entry) of the first entry that the broker took at or after `timestamp` (ms since 1970).

@@ -78,12 +78,13 @@ class Transactions:
         known = self._coordinators
         known += [_Coordinator(number, self._connection) for number in range(len(known), count)]
 
-    async def new(self, ttl_ms: int) -> TxnId:
-        """Begin a transaction, which Pulsar aborts after `ttl_ms`. Coordinators take turns. PulsarError if Pulsar
-        refuses it or does not answer; NotAllowedError from brokers without transactions.
+    async def new(self, ttl_ms: int, number: int | None = None) -> TxnId:
+        """Begin a transaction, which Pulsar aborts after `ttl_ms`, at the coordinator of that number; if it is None,
+        coordinators take turns. PulsarError if Pulsar refuses it or does not answer; NotAllowedError from brokers
+        without transactions.
         """
         count = await self.coordinators()
-        coordinator = self._coordinators[next(self._turns) % count]
+        coordinator = self._coordinators[next(self._turns) % count if number is None else number]
         asked = pb.CommandNewTxn(txn_ttl_seconds=ttl_ms, tc_id=coordinator.number)
         answer: pb.CommandNewTxnResponse = await self._again(
             lambda limit: coordinator.ask(asked, limit, "a new transaction")

@@ -571,6 +571,55 @@ async def test_an_end_that_pulsar_loses_at_an_unload_is_carried_out(
         await until(lambda: engine.counts.get("transaction_ends/lost_by_pulsar") == 1)  # counted a moment later
 
 
+async def lost_on_its_partition(engine: PulsarEngine, patch: pytest.MonkeyPatch) -> tuple[PulsarLog, Writer]:
+    """A partition that hears nothing of the commit of a transaction, and its producer."""
+    log, writer = await make(engine), Writer(engine)
+    await writer.begin()  # the first one waits until the gateway has found out if there are transactions
+    await writer.end(commit=True)
+
+    async def not_told(*_: object) -> None:
+        pass
+
+    with patch.context() as patched:
+        patched.setattr(Transactions, "add", not_told)  # as if the lookup of the partition had failed at the end
+        await writer.begin()
+        await writer.write("a")
+        await writer.end(commit=True)
+    return log, writer
+
+
+async def test_a_commit_that_pulsar_lost_is_not_aborted_by_the_end_of_another(
+    pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(pulsar_store) as engine:
+        log, _ = await lost_on_its_partition(engine, monkeypatch)
+        other = Writer(engine, producer=8)
+        await other.begin()
+        await other.write("b")
+        await other.end(commit=True)
+        await engine.admin.unload(log.partition_name)  # else nothing is in doubt
+        await append(log, batch(["plain"]))
+        await shows(log, "a", "b", "plain")
+        await until(lambda: engine.counts.get("transaction_ends/lost_by_pulsar") == 1)  # counted a moment later
+        assert "transaction_ends/aborted_by_pulsar" not in engine.counts
+
+
+async def test_a_commit_that_pulsar_aborted_is_told(
+    pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(pulsar_store) as engine:
+        log, writer = await lost_on_its_partition(engine, monkeypatch)
+        named = transaction_of(writer.name)
+        assert named is not None
+        txn = TxnId(named.most, named.least)
+        await engine.client.transactions().end_on_partition(txn, log.partition_name, commit=False)
+        await engine.admin.unload(log.partition_name)
+        await append(log, batch(["plain"]))
+        await shows(log, "plain")
+        await until(lambda: engine.counts.get("transaction_ends/aborted_by_pulsar") == 1)
+    assert "was committed: the records of a Kafka transaction are lost there" in caplog.text
+
+
 async def test_a_fence_that_is_late_by_little_holds_nobody_back(
     pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,6 +86,7 @@ class Fault(StrEnum):
     TOPICS_NOT_READ_OWN = "topics_not_read/own"
     TOPICS_RECREATED_CAME_BACK = "topics_recreated/came_back"
     TOPICS_RECREATED_PARTITION_MISSING = "topics_recreated/partition_missing"
+    TRANSACTION_ENDS_ABORTED_BY_PULSAR = "transaction_ends/aborted_by_pulsar"
     TRANSACTION_ENDS_ENDED_BEFORE = "transaction_ends/ended_before"
     TRANSACTION_ENDS_FENCE_TOO_LATE = "transaction_ends/fence_too_late"
     TRANSACTION_ENDS_LOST_BY_PULSAR = "transaction_ends/lost_by_pulsar"

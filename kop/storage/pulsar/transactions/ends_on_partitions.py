@@ -144,8 +144,8 @@ class EndsOnPartitions:
             if buffer["state"] not in RECOVERED:
                 raise PulsarError("ServiceNotReady", f"the transaction buffer is in the state {buffer['state']}")
             if in_doubt := self._lost.looked(name, buffer["recoverStartTime"], asked):
-                if buffer["ongoingTxnSize"]:
-                    await _for_each(in_doubt, carry_out)
+                # If nothing is open there, a commit may have become an abort.
+                await _for_each([end for end in in_doubt if end.commit or buffer["ongoingTxnSize"]], carry_out)
                 self._lost.settled(name, asked)
         except PulsarError as error:
             known = error.code in NOT_THERE or self._context.faults.takes(error)
@@ -160,10 +160,14 @@ class EndsOnPartitions:
 
     async def _lift(self, txn: TxnId, name: str, fault: Fault, *, commit: bool) -> None:
         """End a transaction once more on a partition, unless Pulsar says that it does not hold readers back at it
-        there; that is counted as `fault`, and logged. PulsarError if Pulsar refuses it or does not answer.
+        there; that is counted as `fault`, and logged. So is a commit that Pulsar made an abort of. PulsarError if
+        Pulsar refuses it or does not answer.
         """
         try:
-            if not await self._context.admin.holds_transaction(name, txn):
+            there = await self._context.admin.transaction_in_buffer(name, txn)
+            if not there.holds:
+                if commit and there.aborted:
+                    self._tell_lost(txn, name)
                 return
         except PulsarError as error:
             if error.retriable:
@@ -178,6 +182,16 @@ class EndsOnPartitions:
                 *txn,
                 "committed" if commit else "aborted",
             )
+
+    def _tell_lost(self, txn: TxnId, name: str) -> None:
+        """Count and log that Pulsar aborted on a partition what was committed: nobody can undo that."""
+        self._context.faults.count(Fault.TRANSACTION_ENDS_ABORTED_BY_PULSAR)
+        log.error(
+            "%s: Pulsar aborted its transaction %d:%d, which was committed: the records of a Kafka transaction are "
+            "lost there, those on its other partitions are not; compare the topic with its source, and write again",
+            name,
+            *txn,
+        )
 
 
 async def _for_each(values: Collection[T], do: Callable[[T], Coroutine[Any, Any, None]]) -> None:

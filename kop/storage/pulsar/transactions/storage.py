@@ -1,7 +1,7 @@
 """Kafka's transactions as Pulsar's.
 
-Owns: the Pulsar transaction of each Kafka transaction, from `begin` to `end`; the one that is kept ready; whether
-there are transactions at all, and with whole batches in them.
+Owns: the Pulsar transaction of each Kafka transaction, from `begin` to `end`; the one that is kept ready, and those
+that are kept open as anchors (`anchors.py`); whether there are transactions at all, and with whole batches in them.
 Must not know: who decides, producers of clients, offsets.
 
 A Kafka transaction is a Pulsar transaction. On each of its partitions a fence lies before its batches (`fences.py`);
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
@@ -36,8 +37,10 @@ from kop.storage.pulsar.faults import Fault, Refused
 from kop.storage.pulsar.layout import transaction_name, transaction_of
 from kop.storage.pulsar.partition.ended_transactions import EndedTransactions
 from kop.storage.pulsar.partition.log import PulsarLog
+from kop.storage.pulsar.transactions.anchors import SPAN_SECONDS, Anchors
 from kop.storage.pulsar.transactions.ends_on_partitions import EndsOnPartitions
 from kop.storage.pulsar.transactions.fences import Fences
+from kop.storage.pulsar.transactions.lost_ends import KEPT_SECONDS
 
 _BEYOND_MS: Final = 24 * 3600 * 1000
 """The ms by which Pulsar's time limit of a transaction is longer than Kafka's."""
@@ -98,6 +101,9 @@ class PulsarTransactions:
         self._begun: dict[TxnId, float] = {}
         """The loop's times at which transactions were begun here: no other broker has written fences in these."""
         self._ends = EndsOnPartitions(context, transactions)
+        self._anchors = Anchors()
+        self._anchoring: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """The locks under which an anchor is begun, by coordinator: one is enough for all that wait."""
 
     async def start(self, *, used: bool) -> None:
         """Ask if the cluster has transactions; if not, `refusal` says so, and Pulsar is asked again and again. If they
@@ -174,6 +180,7 @@ class PulsarTransactions:
         """
         await self._until_known()
         txn = await (self._take_ready() if timeout_ms <= _READY_MS else self._new(timeout_ms + _BEYOND_MS))
+        txn = await self._guarded(txn, timeout_ms)
         self._begun[txn] = self._context.loop.time()
         return transaction_name(EntryTransaction(*txn, sent_in=not self.whole_batches))
 
@@ -352,9 +359,24 @@ class PulsarTransactions:
             raise PeerError(f"there is no partition {name}-{partition}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         return existing
 
-    async def _new(self, ttl_ms: int) -> TxnId:
+    async def _new(self, ttl_ms: int, coordinator: int | None = None) -> TxnId:
         with self._context.faults.refusing(Refused.TRANSACTIONS, "cannot begin a transaction"):
-            return await self._transactions.new(ttl_ms)
+            return await self._transactions.new(ttl_ms, coordinator)
+
+    async def _guarded(self, txn: TxnId, timeout_ms: int) -> TxnId:
+        """Return the transaction, or another one in its place, so that an anchor is open until its end is beyond doubt
+        (`anchors.py`). KopError if Pulsar refuses one of them.
+        """
+        seconds = timeout_ms / 1000 + KEPT_SECONDS
+        if self._anchors.guard(txn, self._context.loop.time() + seconds):
+            return txn
+        self._context.spawn(self._give_back(txn))
+        async with self._anchoring[txn.most]:
+            now = self._context.loop.time()
+            if not self._anchors.stays(txn.most, now + seconds):
+                open_for = seconds + SPAN_SECONDS
+                self._anchors.add(await self._new(int(open_for * 1000), txn.most), now, now + open_for)
+        return await self._new(max(timeout_ms, _READY_MS) + _BEYOND_MS, txn.most)
 
     async def _take_ready(self) -> TxnId:
         """Return the transaction that is kept ready, or a new one if there is none, or it is more than an hour old;
