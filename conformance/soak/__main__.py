@@ -330,7 +330,7 @@ class Soak:
         await client.start()
         try:
             async with admin:
-                lost = [end for end in ends if await admin.holds_transaction(partition, end[0])]
+                lost = [end for end in ends if (await admin.transaction_in_buffer(partition, end[0])).holds]
                 for txn, how in lost:
                     await client.transactions().end_on_partition(txn, partition, commit=how == "committed")
         finally:

@@ -440,14 +440,6 @@ class Admin(Rest):
         path = f"transactions/transactionBufferStats/{topic_path(partition).partition('/')[2]}"
         return await self._object(path, root="admin/v3")
 
-    async def holds_transaction(self, partition: str, txn: TxnId) -> bool:
-        """Return true if a partition holds readers back at a transaction: it has entries of it, and has seen no end of
-        it.
-
-        PulsarError on a broker without transactions; its code is not always the same.
-        """
-        return (await self.transaction_in_buffer(partition, txn)).holds
-
     async def transaction_in_buffer(self, partition: str, txn: TxnId) -> TransactionInBuffer:
         """Return the state of a transaction on a partition. PulsarError on a broker without transactions; its code is
         not always the same.

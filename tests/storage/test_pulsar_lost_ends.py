@@ -123,3 +123,16 @@ def test_a_partition_that_is_not_watched_is_left_alone() -> None:
     lost.settled(A, 1.0)
     assert lost.failed(A, 1.0)
     assert not lost
+
+
+def test_an_end_about_which_nothing_can_be_done_is_forgotten_alone() -> None:
+    lost = LostEnds()
+    lost.ended(TXN, [A, B], 10.0, commit=True)
+    lost.ended(LATER, [A], 11.0, commit=True)
+    lost.forget(A, End(10.0, TXN, True))
+    assert lost.looked(A, RECOVERED, 12.0) == [End(11.0, LATER, True)]
+    assert lost.looked(B, RECOVERED, 12.0) == [End(10.0, TXN, True)]
+    lost.forget(A, End(11.0, LATER, True))
+    lost.forget(B, End(10.0, TXN, True))
+    lost.forget("persistent://t/n/unknown", End(10.0, TXN, True))
+    assert not lost

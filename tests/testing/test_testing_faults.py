@@ -75,6 +75,7 @@ def test_a_paused_broker_lets_clients_time_out_and_goes_on(kop_broker: Broker) -
         impatient = AIOKafkaProducer(bootstrap_servers=address, request_timeout_ms=3000, retry_backoff_ms=10)
         async with AIOKafkaProducer(bootstrap_servers=address) as producer, impatient:
             await producer.send_and_wait("t", b"before")
+            await impatient.partitions_for("t")  # else it waits for those
             with kop_broker.pause():
                 sent = asyncio.create_task(impatient.send_and_wait("t", b"meanwhile"))
                 await asyncio.wait([sent], timeout=0.2)

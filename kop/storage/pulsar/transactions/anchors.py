@@ -7,7 +7,7 @@ When Pulsar ends a transaction on a partition, it aborts the oldest one that is 
 no transaction of that number or a lower one any more. So a commit that Pulsar lost on a partition (docs/quirks.md, "The
 end of a transaction is lost at an unload") becomes an abort there as soon as another transaction ends, and the records
 are gone. While an older transaction of that coordinator is open, Pulsar does not do so, and the end is carried out
-again (`lost_ends.py`).
+again (`lost_ends.py`). An outage of Pulsar that is longer than anchors are open ends them at once when it is over.
 """
 
 from __future__ import annotations
@@ -16,8 +16,14 @@ from typing import Final
 
 from kop.pulsar_client import TxnId
 
-SPAN_SECONDS: Final = 600.0
-"""The seconds for which a new anchor serves later transactions of the same time limit."""
+DOUBT_SECONDS: Final = 120.0
+"""The seconds behind the last moment at which a transaction may end for which an anchor has to be open: by then its end
+has been carried out again where it was lost.
+"""
+SPAN_SECONDS: Final = 300.0
+"""The seconds for which a new anchor serves later transactions of the same time limit. While it is open, readers wait
+at a lost end that nobody carries out, since its gateway was killed meanwhile.
+"""
 
 
 class Anchors:

@@ -1,6 +1,7 @@
 """Partitions on which a transaction goes on holding readers back though it has ended, and their cure.
 
-Owns: the questions whether there are such partitions, the end of a transaction on one partition alone.
+Owns: the questions whether there are such partitions, the end of a transaction on one partition alone, telling of a
+commit that Pulsar made an abort of.
 Must not know: who decides how a transaction ends, how fences are written.
 
 There are two causes: a fence that was stored behind the end (`late_fences.py`), and an end that Pulsar did not carry
@@ -100,9 +101,9 @@ class EndsOnPartitions:
 
         A gateway that was stopped, cut off from Pulsar or killed may be so late: another one has ended the transaction
         since. Pulsar ignores such a fence if the transaction was aborted. If it was committed, the fence opens it again
-        on that partition, and no other transaction's end closes it. So it ends there as it ended elsewhere: an abort
-        would hide what was committed, and a commit would show what was aborted if Pulsar has not carried out the abort
-        yet. Nothing is behind the fence: data is sent when the fence is stored and its transaction is known to be open.
+        on that partition. So it ends there as it ended elsewhere: an abort would hide what was committed, and a commit
+        would show what was aborted if Pulsar has not carried out the abort yet. Nothing is behind the fence: data is
+        sent when the fence is stored and its transaction is known to be open.
         """
         txn, now = doubt.txn, self._context.loop.time
         try:
@@ -137,15 +138,18 @@ class EndsOnPartitions:
         asked = now()
 
         async def carry_out(end: End) -> None:
-            await self._lift(end.txn, name, Fault.TRANSACTION_ENDS_LOST_BY_PULSAR, commit=end.commit)
+            aborted = await self._lift(end.txn, name, Fault.TRANSACTION_ENDS_LOST_BY_PULSAR, commit=end.commit)
+            if aborted and end.commit:
+                self._tell_aborted(end.txn, name)
+                self._lost.forget(name, end)
 
         try:
             buffer = await self._context.admin.transaction_buffer(name)
             if buffer["state"] not in RECOVERED:
                 raise PulsarError("ServiceNotReady", f"the transaction buffer is in the state {buffer['state']}")
             if in_doubt := self._lost.looked(name, buffer["recoverStartTime"], asked):
-                # If nothing is open there, a commit may have become an abort.
-                await _for_each([end for end in in_doubt if end.commit or buffer["ongoingTxnSize"]], carry_out)
+                if buffer["ongoingTxnSize"] or buffer.get("totalAbortedTransactions", 1):
+                    await _for_each(in_doubt, carry_out)
                 self._lost.settled(name, asked)
         except PulsarError as error:
             known = error.code in NOT_THERE or self._context.faults.takes(error)
@@ -158,17 +162,15 @@ class EndsOnPartitions:
 
     # --- the cure
 
-    async def _lift(self, txn: TxnId, name: str, fault: Fault, *, commit: bool) -> None:
+    async def _lift(self, txn: TxnId, name: str, fault: Fault, *, commit: bool) -> bool:
         """End a transaction once more on a partition, unless Pulsar says that it does not hold readers back at it
-        there; that is counted as `fault`, and logged. So is a commit that Pulsar made an abort of. PulsarError if
-        Pulsar refuses it or does not answer.
+        there; that is counted as `fault`, and logged. Return true if it was aborted there before. PulsarError if Pulsar
+        refuses it or does not answer.
         """
         try:
             there = await self._context.admin.transaction_in_buffer(name, txn)
             if not there.holds:
-                if commit and there.aborted:
-                    self._tell_lost(txn, name)
-                return
+                return there.aborted
         except PulsarError as error:
             if error.retriable:
                 raise
@@ -182,13 +184,15 @@ class EndsOnPartitions:
                 *txn,
                 "committed" if commit else "aborted",
             )
+        return False
 
-    def _tell_lost(self, txn: TxnId, name: str) -> None:
+    def _tell_aborted(self, txn: TxnId, name: str) -> None:
         """Count and log that Pulsar aborted on a partition what was committed: nobody can undo that."""
         self._context.faults.count(Fault.TRANSACTION_ENDS_ABORTED_BY_PULSAR)
         log.error(
             "%s: Pulsar aborted its transaction %d:%d, which was committed: the records of a Kafka transaction are "
-            "lost there, those on its other partitions are not; compare the topic with its source, and write again",
+            "lost there; compare the partition with its source, and write again what is missing. Each such partition "
+            "has a line of its own",
             name,
             *txn,
         )

@@ -121,6 +121,12 @@ class LostEnds:
         watched.recovered = recovered
         return [end for end in watched.ends if end.at <= asked]
 
+    def forget(self, name: str, end: End) -> None:
+        """Forget an end on a partition: nothing can be done about it."""
+        watched = self._partitions.get(name)
+        if watched is not None and watched.ends:
+            self._keep(watched, [each for each in watched.ends if each != end])
+
     def settled(self, name: str, asked: float) -> None:
         """Forget the ends of a partition that were 10 seconds old at the time `asked`: none of them held readers back
         then.

@@ -22,9 +22,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection
-from typing import Final
+from typing import Any, Final
 
 from kop.background import cancel
 from kop.errors import BackendError, ErrorCode, InternalError, KopError, PeerError
@@ -37,10 +36,9 @@ from kop.storage.pulsar.faults import Fault, Refused
 from kop.storage.pulsar.layout import transaction_name, transaction_of
 from kop.storage.pulsar.partition.ended_transactions import EndedTransactions
 from kop.storage.pulsar.partition.log import PulsarLog
-from kop.storage.pulsar.transactions.anchors import SPAN_SECONDS, Anchors
+from kop.storage.pulsar.transactions.anchors import DOUBT_SECONDS, SPAN_SECONDS, Anchors
 from kop.storage.pulsar.transactions.ends_on_partitions import EndsOnPartitions
 from kop.storage.pulsar.transactions.fences import Fences
-from kop.storage.pulsar.transactions.lost_ends import KEPT_SECONDS
 
 _BEYOND_MS: Final = 24 * 3600 * 1000
 """The ms by which Pulsar's time limit of a transaction is longer than Kafka's."""
@@ -102,8 +100,8 @@ class PulsarTransactions:
         """The loop's times at which transactions were begun here: no other broker has written fences in these."""
         self._ends = EndsOnPartitions(context, transactions)
         self._anchors = Anchors()
-        self._anchoring: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """The locks under which an anchor is begun, by coordinator: one is enough for all that wait."""
+        self._anchoring: dict[int, asyncio.Task[None]] = {}
+        """The tasks that begin an anchor, by coordinator: one is enough for all that wait."""
 
     async def start(self, *, used: bool) -> None:
         """Ask if the cluster has transactions; if not, `refusal` says so, and Pulsar is asked again and again. If they
@@ -314,7 +312,7 @@ class PulsarTransactions:
     async def close(self) -> None:
         """End the transaction that is kept ready, close the fences' producers, and watch ended transactions no more."""
         await self._ends.close()
-        await cancel(self._finding_out)
+        await cancel(self._finding_out, *self._anchoring.values())
         ready, self._ready = self._ready, None
         if ready is not None:
             if not ready.done():
@@ -365,18 +363,34 @@ class PulsarTransactions:
 
     async def _guarded(self, txn: TxnId, timeout_ms: int) -> TxnId:
         """Return the transaction, or another one in its place, so that an anchor is open until its end is beyond doubt
-        (`anchors.py`). KopError if Pulsar refuses one of them.
+        (`anchors.py`); the transaction as it is if Pulsar refuses one of the others: better unguarded than none.
         """
-        seconds = timeout_ms / 1000 + KEPT_SECONDS
+        seconds = 2 * timeout_ms / 1000 + DOUBT_SECONDS  # a Kafka transaction may begin that late in it
         if self._anchors.guard(txn, self._context.loop.time() + seconds):
             return txn
+        try:
+            while not self._anchors.stays(txn.most, self._context.loop.time() + seconds):
+                await self._anchor(txn.most, seconds + SPAN_SECONDS)
+            guarded = await self._new(max(timeout_ms, _READY_MS) + _BEYOND_MS, txn.most)
+        except KopError:
+            return txn
         self._context.spawn(self._give_back(txn))
-        async with self._anchoring[txn.most]:
-            now = self._context.loop.time()
-            if not self._anchors.stays(txn.most, now + seconds):
-                open_for = seconds + SPAN_SECONDS
-                self._anchors.add(await self._new(int(open_for * 1000), txn.most), now, now + open_for)
-        return await self._new(max(timeout_ms, _READY_MS) + _BEYOND_MS, txn.most)
+        return guarded
+
+    async def _anchor(self, coordinator: int, seconds: float) -> None:
+        """Begin an anchor at a coordinator that is open for so many seconds; wait for the one that is being begun there
+        if there is one. KopError if Pulsar refuses it.
+        """
+        task = self._anchoring.get(coordinator)
+        if task is None:
+            task = self._anchoring[coordinator] = self._context.loop.create_task(self._new_anchor(coordinator, seconds))
+            task.add_done_callback(_heard)
+            task.add_done_callback(lambda _: self._anchoring.pop(coordinator))
+        await asyncio.shield(task)
+
+    async def _new_anchor(self, coordinator: int, seconds: float) -> None:
+        now = self._context.loop.time()
+        self._anchors.add(await self._new(int(seconds * 1000), coordinator), now, now + seconds)
 
     async def _take_ready(self) -> TxnId:
         """Return the transaction that is kept ready, or a new one if there is none, or it is more than an hour old;
@@ -405,7 +419,7 @@ class PulsarTransactions:
             log.log(level, "Pulsar's transaction %d:%d, in which nothing is, ends by its time limit: %s", *txn, error)
 
 
-def _heard(task: asyncio.Task[TxnId]) -> None:
+def _heard(task: asyncio.Task[Any]) -> None:
     """Read the exception of a finished task, so that asyncio does not report it if nobody asks for the transaction."""
     if not task.cancelled():
         task.exception()
