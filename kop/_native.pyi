@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 from kop.errors import KopError
+from kop.functions._pure_calls import call_each as call_each
 from kop.handlers.api import Answer
 from kop.handlers.direct_produce import DirectProduce
 from kop.handlers.produce_request import HeaderFields

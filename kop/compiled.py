@@ -11,7 +11,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Final
 
-FORMAT: Final = 21
+FORMAT: Final = 22
 """The version of the interface of the compiled module: raised with each change of a function's arguments or results, so
 that a build of other sources is not used.
 """

@@ -17,6 +17,7 @@ from typing import Any, cast
 import pytest
 
 from kop import compiled
+from kop.functions import watch
 from kop.handlers import produce
 from kop.handlers.api import Answer
 from kop.pulsar_client import _pure as frames_in_python
@@ -29,7 +30,7 @@ from kop.wire.primitives import MOST_ELEMENTS
 
 SOURCE = Path(compiled.__file__).parent / "_native/src/lib.rs"
 CLASSES = SOURCE.with_name("direct")
-OF_FORMAT = (21, "f7e91e70ccfc37a9")
+OF_FORMAT = (22, "1e033a01d098ff24")
 """A number, and the digest of the functions that it stands for."""
 
 
@@ -188,6 +189,8 @@ IN_BOTH: dict[str, object] = {
     "CHECKSUM_MAGIC": frames_in_python.CHECKSUM_MAGIC, "BROKER_MAGIC": frames_in_python.BROKER_MAGIC,
     # rows of Arrow
     "SECTION_WEIGHT": _pure_arrow.SECTION_WEIGHT,
+    # calls of functions
+    "OFFSET": watch.OFFSET,
 }  # fmt: skip
 """The constants of Rust that Python code has, too."""
 ONLY_IN_RUST = {

@@ -8,21 +8,29 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from kop import clock
 from kop.client.offsets import TopicPartition
 from kop.client.record_columns import RecordColumns
+from kop.compiled import compiled
+from kop.functions import _pure_calls
 from kop.functions.call_base import CallBase, NackedError, ends_instance
 from kop.functions.context import Acked, Effect, InputRecord, Nacked, Publish
 from kop.functions.output_sizes import RECORD_BYTES, too_large
 from kop.functions.reading import Taken
-from kop.functions.serdes import Serde, all_decoded, quick_encoder
+from kop.functions.serdes import Serde, all_decoded, is_plain_text
 from kop.functions.spec import FunctionSpec, Guarantee
 from kop.functions.state import StateChanges, StateError, StateLostError
 from kop.functions.watch import GENERATION, NOT_CALLING, OFFSET, PARTITION
+
+if TYPE_CHECKING:
+    from kop import _native as twin
+else:
+    twin = compiled(_pure_calls)
+"""The compiled twin, or the plain one; a test may set it."""
 
 T = TypeVar("T")
 
@@ -125,10 +133,8 @@ class Calls(CallBase):
         columns = RecordColumns.of(records)
         run: Callable[[int], tuple[int, Left | None]]
         if self._code.plain is not None and deadline == float("inf"):
-            inputs = all_decoded(self._inputs[partition[0]], columns.values)
-            values = columns.values if inputs is None else inputs
-            pairs = zip(columns.offsets, values, strict=True)
-            run = partial(self._run_plain, partition, columns, pairs, inputs is not None)
+            results = map(self._code.plain, self._decoded(partition[0], columns.values))
+            run = partial(self._run_plain, partition, columns, iter(columns.offsets), results)
         else:
             run = partial(self._run, partition, columns, iter(columns), deadline)
         number = 0
@@ -146,6 +152,14 @@ class Calls(CallBase):
             if self._open or self._blocked or clock.monotonic() >= deadline or self._stopping():
                 break
         return number
+
+    def _decoded(self, topic: str, values: Sequence[bytes | None]) -> Iterable[Any]:
+        """Return the inputs that the serde of a topic makes of values; those of which it is asked one by one are made
+        when they are taken, and then its error is raised, too.
+        """
+        serde = self._inputs[topic]
+        decoded = all_decoded(serde, values)
+        return map(serde.deserialize, values) if decoded is None else decoded
 
     def _run(
         self,
@@ -215,42 +229,28 @@ class Calls(CallBase):
         self,
         partition: TopicPartition,
         records: RecordColumns,
-        rest: Iterator[tuple[int, Any]],
-        is_decoded: bool,
+        offsets: Iterator[int],
+        results: Iterator[Any],
         start: int,
     ) -> tuple[int, Left | None]:
-        """Call a function that takes no context with the messages of the iterator `rest`, without a deadline, and end
-        at the first that fails. `rest` has offsets with values, or with inputs if `is_decoded`, of `records` from
-        `start` on.
+        """Call a function that takes no context with the messages of `records` from `start` on, without a deadline, and
+        end at the first that fails. `offsets` has their offsets; each call is one step of `results`.
 
         Returns how many are done, and the message that has failed with its error. Rows are made only if one fails.
         """
-        calling, call, most = self._calling, self._code.plain, RECORD_BYTES
-        assert call is not None
-        decode = None if is_decoded else self._inputs[partition[0]].deserialize
-        quick = quick_encoder(self._output) if self._spec.output else None
-        encode = quick or (self._output.serialize if self._spec.output else None)
+        encode = self._output.serialize if self._spec.output else None
+        is_text = is_plain_text(self._output)
         values: list[bytes] = []
         silent: list[int] = []
         """The offsets of messages without a result."""
-        result = None
         began = clock.monotonic()
         try:
-            for offset, value in rest:
-                calling[OFFSET] = offset
-                result = call(value if decode is None else decode(value))
-                if result is None or encode is None:
-                    silent.append(offset)
-                    continue
-                data = encode(result)
-                if len(data) > most:
-                    raise too_large("the result", len(data))
-                values.append(data)
+            twin.call_each(offsets, results, encode, is_text, self._calling, values, silent)
         except BaseException as error:  # returned at once: in a local of this frame it would keep the frame
             if ends_instance(error):
                 raise
             number = self._ran_plain(partition, records, start, values, silent, began)
-            return number, (records[start + number], error if quick is None else _better(error, self._output, result))
+            return number, (records[start + number], error)
         return self._ran_plain(partition, records, start, values, silent, began), None
 
     def _ran_plain(
@@ -575,16 +575,3 @@ class Calls(CallBase):
 def error_of(task: asyncio.Task[Any]) -> BaseException | None:
     """Return the error of a task that has ended, CancelledError if it was cancelled; None if it has a result."""
     return asyncio.CancelledError("the function cancelled its task") if task.cancelled() else task.exception()
-
-
-def _better(error: BaseException, serde: Serde, result: Any) -> BaseException:
-    """Return the error with which the serde refuses the last result of a function, since that of a quick encoder has no
-    reason for people; `error`, which is the function's own, if the serde takes the result.
-    """
-    try:
-        if result is not None:
-            serde.serialize(result)
-    except Exception as better:
-        better.__context__ = None
-        return better
-    return error

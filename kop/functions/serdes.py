@@ -188,11 +188,9 @@ def all_decoded(serde: Serde, values: Sequence[bytes | None]) -> Sequence[Any] |
         return None
 
 
-def quick_encoder(serde: Serde) -> Callable[[Any], bytes] | None:
-    """Return a function that makes the bytes of a result as the serde does, but raises other errors for what it
-    refuses; None if there is none.
-    """
-    return str.encode if type(serde) is _Text else None
+def is_plain_text(serde: Serde) -> bool:
+    """Return True if the bytes that a serde makes are the UTF-8 of text, and it refuses all else."""
+    return type(serde) is _Text
 
 
 class _Number:

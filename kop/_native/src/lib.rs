@@ -2,7 +2,7 @@
 //! messages; compared byte for byte by tests/records/test_transcode_twins.py) and `kop.pulsar_client._pure` (Pulsar's
 //! frames; tests/pulsar_client/test_frame_twins.py); `kop.wire.frame` and `kop.handlers.produce_request` (requests;
 //! tests/handlers/test_produce_twins.py); `kop.records._pure_arrow` (records <-> Arrow's buffers;
-//! tests/records/test_arrow_twins.py). `direct/` is the twin of no single module: it carries a Produce through the steps
+//! tests/records/test_arrow_twins.py); `kop.functions._pure_calls` (tests/functions/test_call_twins.py). `direct/` is the twin of no single module: it carries a Produce through the steps
 //! of several, hands whatever is unusual over to them, and is compared with them by
 //! tests/storage/test_direct_batches.py and tests/handlers/test_produce_twins.py.
 //!
@@ -10,6 +10,7 @@
 //! Must not know: compression, sockets, as its twins.
 
 mod arrow;
+mod calls;
 mod direct;
 mod faults;
 mod kafka;
@@ -30,7 +31,7 @@ mod _native {
     use pyo3::buffer::PyBuffer;
     use pyo3::exceptions::PyBufferError;
     use pyo3::prelude::*;
-    use pyo3::types::{PyByteArray, PyBytes, PyList, PySequence, PySlice, PyTuple};
+    use pyo3::types::{PyByteArray, PyBytes, PyIterator, PyList, PySequence, PySlice, PyTuple};
 
     use crate::produce::Topic;
     use crate::python::{header_fields, lent};
@@ -39,7 +40,7 @@ mod _native {
 
     /// As in `kop.compiled`: a build from other sources is not taken.
     #[pymodule_export]
-    const FORMAT: u32 = 21;
+    const FORMAT: u32 = 22;
 
     #[pymodule_export]
     use crate::direct::{DirectAnswer, DirectBudget, DirectRequests, DirectWriter, Outgoing};
@@ -614,5 +615,19 @@ mod _native {
         let (validity, found) =
             crate::arrow::partitions(&column_in(py, &key)?, rows, count).map_err(|fault| fault.raise(py))?;
         Ok((validity.nulls, validity.bits().map(|bits| PyBytes::new(py, bits)), PyBytes::new(py, &found)))
+    }
+
+    #[pyfunction]
+    fn call_each<'py>(
+        offsets: &Bound<'py, PyIterator>,
+        results: &Bound<'py, PyIterator>,
+        encode: Option<&Bound<'py, PyAny>>,
+        is_text: bool,
+        calling: &Bound<'py, PyAny>,
+        values: &Bound<'py, PyList>,
+        silent: &Bound<'py, PyList>,
+    ) -> PyResult<()> {
+        let encoder = encode.map(|encode| crate::calls::Encoder { encode, is_text });
+        crate::calls::call_each(offsets.clone(), results.clone(), encoder.as_ref(), calling, values, silent)
     }
 }
