@@ -38,6 +38,7 @@ from kop.spark.listener import ProgressListener
 from kop.spark.mesh.component import TaskComponent, Work
 from kop.spark.mesh.counting import Counting, MinuteCounts
 from kop.spark.mesh.cutting import components_of, topics_of
+from kop.spark.mesh.drain_query import IN_BATCH, DrainQuery
 from kop.spark.mesh.driver_election import SESSION_SECONDS, DriverElection
 from kop.spark.mesh.edge_rates import EdgeRates, ReadingPart, edge_rate
 from kop.spark.mesh.error_texts import told
@@ -49,6 +50,7 @@ from kop.spark.mesh.parts import PartQueries
 from kop.spark.mesh.planning import Planner
 from kop.spark.mesh.run_states import RunStates
 from kop.spark.mesh.session import cores_for, cores_of, is_here
+from kop.spark.mesh.share import Share
 from kop.spark.mesh.source import NAME, WORK, MeshSource, encode
 from kop.spark.mesh.starts import Starts
 
@@ -78,8 +80,6 @@ BATCH_END_SECONDS: Final = 1.0
 """
 COMMIT_SECONDS: Final = 2.0
 """The seconds that commits of what sinks and queries have read may take when a driver ends."""
-IN_BATCH: Final = "Processing new data"
-"""The message in the status of a query of Spark whose batch runs."""
 BATCH_LOOK_SECONDS: Final = 0.01
 NO_REVISION: Final = -1
 
@@ -384,8 +384,15 @@ class MeshDriver:
             {topic: self._cut_by[topic] for topic in component.inputs if topic in self._cut_by},
         )
 
+        def batch(shares: Sequence[Share]) -> None:
+            rows = self._spark.read.format(NAME).option(WORK, encode(self._with_suspects(work), shares)).load()
+            rows.write.format("noop").mode("overwrite").save()
+
         def begin(checkpoint: str, name: str) -> Any:
             self._hub.allow(component.name)
+            if self._once:
+                context, may_plan = self._spark.sparkContext, lambda: not self._hub.is_ending(component.name)
+                return DrainQuery(context, name, lambda: Planner(work), batch, may_plan)
             rows = self._spark.readStream.format(NAME).option(WORK, encode(self._with_suspects(work))).load()
             return rows.writeStream.format("noop").queryName(name).option("checkpointLocation", checkpoint).start()
 

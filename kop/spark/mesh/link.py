@@ -132,6 +132,10 @@ class Hub:
         for line in lines:
             line.end()
 
+    def is_ending(self, component: str) -> bool:
+        """Return True if the tasks of a component are to end, those that begin later among them."""
+        return component in self._ending
+
     def allow(self, component: str) -> None:
         """Undo `end_tasks` for a component: its tasks that begin from now on are not told to end."""
         with self._changed:

@@ -75,10 +75,10 @@ class Planner:
                 positions[place] = min(offset, positions.get(place, offset))
         return positions
 
-    def has_work(self) -> bool:
+    def has_work(self, wait_ms: int = WAIT_MS) -> bool:
         """Return if a batch is to be planned: some partition has records behind the offset up to which it is done, for
-        which the server waits up to 0.5 s, or that offset is not known. With `once` and MANUAL also False while nothing
-        was written or acknowledged since a batch was planned: its records were all called.
+        which the server waits up to `wait_ms`, or that offset is not known. With `once` and MANUAL also False while
+        nothing was written or acknowledged since a batch was planned: its records were all called.
         """
         positions = self.positions()
         places = self.places()
@@ -88,7 +88,7 @@ class Planner:
             return False
         if self._planned is not None and self._planned == (positions, self._ends()):
             return False  # all was called, and nobody has acknowledged more
-        fetch = FetchSettings(isolation=READ_COMMITTED, partition_bytes=1, max_bytes=1, wait_ms=WAIT_MS)
+        fetch = FetchSettings(isolation=READ_COMMITTED, partition_bytes=1, max_bytes=1, wait_ms=wait_ms)
         answers = self._reader.fetch_many(positions, fetch)
         return any(not isinstance(answer, Fetched) or answer.records for answer in answers.values())
 

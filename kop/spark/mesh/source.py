@@ -6,8 +6,8 @@ Must not know: how tasks work, how batches are planned, what a mesh is.
 An offset of Spark is the number of a batch and says nothing about records: where each partition is read on is what the
 groups of the functions have committed, and nothing else.
 
-Spark starts a Python process for each query, which only plans: it asks the driver, so it needs no client of the server,
-whose import takes a quarter of a second.
+As a stream, Spark starts a Python process for each query, which only plans: it asks the driver, so it needs no client
+of the server, whose import takes a quarter of a second. As a batch, the driver has planned before it asks Spark.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
 from kop import clock
 from kop.spark.mesh.link import PlanLink
@@ -44,11 +44,15 @@ class _ComponentQuery:
     token: str
     work: bytes
     """The pickled work of the component. Only tasks load it, and with it the modules of its classes."""
+    shares: tuple[Share, ...]
+    """What the tasks of its one batch have; empty for a stream, whose batches are planned one by one."""
 
 
-def encode(work: Work) -> str:
-    """Return the work of a component as text, for the option of `format("kop-mesh")` that has it."""
-    query = _ComponentQuery(work.component.name, work.hub, work.token, pickle.dumps(work))
+def encode(work: Work, shares: Sequence[Share] = ()) -> str:
+    """Return the work of a component as text, for the option of `format("kop-mesh")` that has it; for a batch with the
+    `shares` of its tasks.
+    """
+    query = _ComponentQuery(work.component.name, work.hub, work.token, pickle.dumps(work), tuple(shares))
     return base64.b64encode(pickle.dumps(query)).decode()
 
 
@@ -59,8 +63,20 @@ class SharePartition(InputPartition):
         self.value = share
 
 
+def _rows(query: _ComponentQuery, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+    """Run a task: call the functions with records until the batch ends, then yield a row for each function with what
+    the task has counted: component, function, received, processed, exceptions.
+    """
+    from kop.spark.mesh.task import run_task  # noqa: PLC0415 (the process that plans does without it)
+
+    work: Work = pickle.loads(query.work)
+    for row in run_task(work, partition.value):
+        exceptions = row["user_exceptions"] + row["system_exceptions"]
+        yield query.component, row["function"], row["received"], row["processed"], exceptions
+
+
 class MeshReader(DataSourceStreamReader):
-    """The reader of one component's query."""
+    """The reader of one component's stream."""
 
     def __init__(self, query: _ComponentQuery) -> None:
         self._query = query
@@ -92,15 +108,8 @@ class MeshReader(DataSourceStreamReader):
         return [SharePartition(share) for share in self._plan().shares()]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        """Run a task: call the functions with records until the batch ends, then yield a row for each function with
-        what the task has counted: component, function, received, processed, exceptions.
-        """
-        from kop.spark.mesh.task import run_task  # noqa: PLC0415 (the process that plans does without it)
-
-        work: Work = pickle.loads(self._query.work)
-        for row in run_task(work, partition.value):
-            exceptions = row["user_exceptions"] + row["system_exceptions"]
-            yield self._query.component, row["function"], row["received"], row["processed"], exceptions
+        """Run a task, and yield its counts."""
+        return _rows(self._query, partition)
 
     def stop(self) -> None:
         """Close the connection to the driver by which batches were planned."""
@@ -108,8 +117,23 @@ class MeshReader(DataSourceStreamReader):
             self._driver.close()
 
 
+class MeshBatchReader(DataSourceReader):
+    """The reader of one batch of a component, which the driver has planned."""
+
+    def __init__(self, query: _ComponentQuery) -> None:
+        self._query = query
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return the tasks of the batch, each with its input partitions."""
+        return [SharePartition(share) for share in self._query.shares]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+        """Run a task, and yield its counts."""
+        return _rows(self._query, partition)
+
+
 class MeshSource(DataSource):
-    """`format("kop-mesh")`: a component as a stream of counts."""
+    """`format("kop-mesh")`: a component as a stream of counts, or as those of one batch."""
 
     @classmethod
     def name(cls) -> str:
@@ -122,6 +146,13 @@ class MeshSource(DataSource):
 
     def streamReader(self, schema: Any) -> MeshReader:
         """Return the reader of the component that is in the options; `schema` is not needed."""
+        return MeshReader(self._query())
+
+    def reader(self, schema: Any) -> MeshBatchReader:
+        """Return the reader of the batch that is in the options; `schema` is not needed."""
+        return MeshBatchReader(self._query())
+
+    def _query(self) -> _ComponentQuery:
         options = {name.lower(): value for name, value in self.options.items()}
         query: _ComponentQuery = pickle.loads(base64.b64decode(options[WORK]))
-        return MeshReader(query)
+        return query

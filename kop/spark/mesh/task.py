@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
 from kop import clock
-from kop.allocator import resident_bytes
+from kop.allocator import keep_large_buffers, resident_bytes
 from kop.client.offsets import TopicPartition
 from kop.client.read_client import FetchSettings, ReadClient
 from kop.client.write_client import WriteClient
@@ -70,6 +70,7 @@ def run_task(work: Work, share: Share) -> list[dict[str, Any]]:
     counts of each function once the batch ends. NoDriverError if the driver does not let the task begin; else raises
     the first error of the task.
     """
+    keep_large_buffers()
     with collected_seldom():
         task = _WholeTask(work, share) if work.component.is_whole else _Task(work, share)
         return task.run()
