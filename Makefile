@@ -103,6 +103,7 @@ conformance-spark-crashes-full: $(VENV)/.test ## the same with 50 batches and 20
 mesh-crashes: $(VENV)/.test ## a mesh killed 20 times in 50 batches: both triggers, local and standalone, over Pulsar and Kafka, too (Java 17, Maven): an hour
 	$(BIN)/python -m conformance.mesh --kills 20 --batches 50 --proof $(ARGS)
 	$(BIN)/python -m conformance.mesh --kills 20 --batches 50 --trigger batch $(ARGS)
+	$(BIN)/python -m conformance.mesh --kills 20 --trigger once --apart $(ARGS)
 	$(BIN)/python -m conformance.mesh --kills 20 --batches 50 --spark standalone $(ARGS)
 	$(BIN)/python -m conformance.mesh --kills 20 --batches 50 --spark standalone --trigger batch --apart $(ARGS)
 	$(BIN)/python -m conformance.mesh --kills 10 --batches 25 --server pulsar $(ARGS)

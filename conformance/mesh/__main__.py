@@ -1,6 +1,6 @@
 """Kills the driver of a mesh, executors, Python workers and the gateway while records flow, and counts what comes out.
 
-    python -m conformance.mesh [--kills N] [--batches N] [--trigger continuous|batch] [--seed N]
+    python -m conformance.mesh [--kills N] [--batches N] [--trigger continuous|batch|once] [--seed N]
         [--spark local|standalone] [--server kop|pulsar|kafka] [--apart] [--proof] [--pyspark newest|4.0]
 
 Three functions run as one component (`functions.py`), or each as one with `--apart`: a random number is appended to
@@ -8,6 +8,9 @@ each message, the messages of a key are counted in state of the partition, and t
 second of 20 keys to two partitions. Before each kill so many records must have come out since the last one: a driver
 that has done nothing yet proves nothing. In the end each record has to be there once, with the counts of its key in
 order, and Ctrl-C has to end the mesh within 5 s and leave no transaction open.
+
+With the trigger `once` the mesh runs with `--once`, and is started again each time that it has done all there was.
+Spark notes no batches then.
 
 `local` is `local[2,8]`, `standalone` a master with two workers of PySpark's own jars, each with an executor. In ten
 kills the checkpoints are deleted once while the mesh runs. With `--server kafka` an Apache Kafka is in the gateway's
@@ -55,6 +58,7 @@ stopped after 30 s.
 """
 LOCAL = "local[2,8]"
 CHECKPOINT = "checkpoint"
+ONCE = "once"
 VICTIMS = {
     "local": "driver worker driver worker gateway worker checkpoint driver worker gateway worker",
     "standalone": "driver executor worker executor gateway worker checkpoint driver executor gateway worker",
@@ -194,11 +198,12 @@ class Crashes:
             folder = Path(name)
             dice = "blind" if self._blind else "dice"
             (folder / "functions.py").write_text((HERE / "mesh" / "functions.py").read_text())
-            text = MESH.format(trigger=asked.trigger, dice=dice, fuse="false" if asked.apart else "true")
+            trigger = "batch" if asked.trigger == ONCE else asked.trigger
+            text = MESH.format(trigger=trigger, dice=dice, fuse="false" if asked.apart else "true")
             (folder / "mesh.yaml").write_text(text)
             server = server_of(asked.server, folder / "server")
             bootstrap = stack.enter_context(server)
-            arguments = [str(folder / "mesh.yaml"), "--bootstrap", bootstrap]
+            arguments = [str(folder / "mesh.yaml"), "--bootstrap", bootstrap, *["--once"] * (asked.trigger == ONCE)]
             self._cluster = None
             if asked.spark == "standalone":
                 self._cluster = Standalone(self._python, folder, 2 if asked.apart else 1)
@@ -284,7 +289,10 @@ class Crashes:
         while self._output.read() < records or self._batches.count() < batches:
             process = self._driver.process
             code = None if process is None else process.poll()
-            if code is not None or time.monotonic() > end:
+            if code == 0 and self._asked.trigger == ONCE:
+                self._driver.kill()  # what is left of its session
+                self._driver.start()
+            elif code is not None or time.monotonic() > end:
                 wanted = f"{records} records in {batches} batches"
                 why = f"the driver ended with {code}" if code is not None else f"no {wanted} within {SECONDS:g} s"
                 there = f"there are {self._output.read()} in {self._batches.count()}"
@@ -328,7 +336,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m conformance.mesh", description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--batches", type=int, default=0, help="how many batches there have to be at least (0)")
-    parser.add_argument("--trigger", choices=["continuous", "batch"], default="continuous")
+    parser.add_argument("--trigger", choices=["continuous", "batch", ONCE], default="continuous")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--spark", choices=[*VICTIMS], default="local")
     parser.add_argument("--server", choices=["kop", "pulsar", "kafka"], default="kop")

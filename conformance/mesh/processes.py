@@ -147,10 +147,13 @@ class Driver:
             sys.exit(f"{what} {why}:\n{self.tail(40)}")
 
     def stop(self) -> float:
-        """End it as Ctrl-C does, which all processes of the terminal get; how many seconds that took."""
+        """End it as Ctrl-C does, which all processes of the terminal get, unless it has ended by itself; how many
+        seconds that took.
+        """
         assert self.process is not None
         began = time.monotonic()
-        os.killpg(self.process.pid, signal.SIGINT)
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGINT)
         code = self.process.wait(60)
         seconds = time.monotonic() - began
         if code:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +15,7 @@ import pytest
 from spark.pyspark_names import pyspark_names
 from support.waiting import wait_until
 
+from kop.client.batches import build
 from kop.client.errors import UnreachableError
 from kop.client.keyed_topic import KeyedTopic
 from kop.client.write_client import WriteClient
@@ -27,6 +28,7 @@ from kop.spark.group_progress import GroupProgress
 from kop.spark.mesh.component import Work
 from kop.spark.mesh.followed_mesh import DefinedMesh
 from kop.spark.mesh.link import DriverLink
+from kop.spark.mesh.share import Share
 from kop.testing import Broker
 
 with pyspark_names():
@@ -81,19 +83,26 @@ class SparkOfTest:
 
     def __init__(self) -> None:
         self.conf = {"spark.master": "local[8,4]"}
-        self.sparkContext = SimpleNamespace(defaultParallelism=8)
+        self.sparkContext = SimpleNamespace(defaultParallelism=8, setJobGroup=lambda *_: None)
         self.dataSource = SimpleNamespace(register=lambda _: None)
         self.folders: list[str] = []
         """The checkpoints of the queries of components that were started."""
         self.queries: list[QueryOfTest] = []
         self.works: list[Work] = []
+        self.shares: list[tuple[Share, ...]] = []
+        """The shares of tasks in each of `works`; none for a stream."""
+        self.job: Callable[[], None] = lambda: None
+
+    def save(self) -> None:
+        """Run a job."""
+        self.job()
 
     @property
     def readStream(self) -> SparkOfTest:
         """A reader, which is a writer, too, as all that this returns."""
         return self
 
-    load = format = queryName = writeStream = None
+    load = format = queryName = writeStream = read = write = mode = None
 
     def start(self) -> QueryOfTest:
         """Start a query."""
@@ -104,15 +113,17 @@ class SparkOfTest:
 def chained(spark: SparkOfTest) -> SparkOfTest:
     def option(name: str, value: str) -> SparkOfTest:
         if name == WORK:
-            spark.works.append(pickle.loads(pickle.loads(base64.b64decode(value)).work))
+            query = pickle.loads(base64.b64decode(value))
+            spark.works.append(pickle.loads(query.work))
+            spark.shares.append(query.shares)
         if name == "checkpointLocation":
             spark.folders.append(value)
         return spark
 
     made: Any = spark
-    made.format = made.queryName = lambda _: spark
+    made.format = made.queryName = made.mode = lambda _: spark
     made.load = lambda: spark
-    made.option, made.writeStream = option, spark
+    made.option, made.writeStream, made.read, made.write = option, spark, spark, spark
     return spark
 
 
@@ -155,7 +166,7 @@ OTHERS = OtherWriters()
 class Drive:
     """A driver that runs on a thread."""
 
-    def __init__(self, broker: Broker, folder: Path, name: str, text: str) -> None:
+    def __init__(self, broker: Broker, folder: Path, name: str, text: str, *, once: bool = False) -> None:
         broker.create_topic(f"{name}-in", partitions=1)
         self.broker = broker
         self.settings = {"bootstrap_servers": [broker.bootstrap]}
@@ -170,6 +181,7 @@ class Drive:
             self.said.append,
             properties={"bootstrap.servers": broker.bootstrap},
             checkpoints=str(folder),
+            once=once,
         )
         self.failures: list[BaseException] = []
         self.thread = threading.Thread(target=self._run)
@@ -225,8 +237,8 @@ class Drive:
 def drives(kop_shared_broker: Broker, tmp_path: Path) -> Iterator[Any]:
     made: list[Drive] = []
 
-    def new(name: str, text: str) -> Drive:
-        made.append(Drive(kop_shared_broker, tmp_path, name, text))
+    def new(name: str, text: str, **options: Any) -> Drive:
+        made.append(Drive(kop_shared_broker, tmp_path, name, text, **options))
         return made[-1]
 
     yield new
@@ -254,6 +266,40 @@ def test_a_mesh_is_begun_anew_if_the_server_is_away_when_a_function_is_set_apart
     drive.wait_for(lambda: drive.components() == ["apart-a"], "the mesh to run again")
     drive.kill("apart-b")
     drive.wait_for(lambda: drive.components() == ["apart-a", "apart-b"], "the function to be apart")
+
+
+ONE = """\
+name: {name}
+functions:
+- {{name: {name}-a, className: f, py: f.py, inputs: [{name}-in], output: {name}-t, subscriptionPosition: Earliest}}
+"""
+
+
+def test_a_mesh_that_drains_once_has_jobs_and_ends(drives: Any) -> None:
+    drive = drives("drained", ONE, once=True)
+    place = "drained-in", 0
+    with closing(WriteClient(drive.settings, 20.0)) as writer:
+        producer = writer.init_producer(None, -1)
+        ((batch, _),) = build([(None, b"1", (), None), (None, b"2", (), None)], producer, 0, now=0)
+        writer.produce(producer, {place: batch})
+    ends: list[int] = []
+
+    def job() -> None:
+        (share,) = drive.spark.shares[-1]
+        ends.append(share.ends[place])
+        if len(ends) == 1:
+            raise RuntimeError("job aborted\nCaused by: java.io.IOException: the worker is gone")
+        with closing(WriteClient(drive.settings, 20.0)) as client:
+            client.commit("public/default/drained-a", share.ends)
+
+    drive.spark.job = job
+    drive.thread.start()
+    wait_until(lambda: not drive.thread.is_alive(), "the end of the mesh", 30.0)
+    assert not drive.failures
+    assert ends == [2, 2], "the job that failed was done again"
+    assert not drive.spark.queries, "nothing is a stream"
+    assert drive.has_said("drained-a has failed, and starts again in 1 s: IOException: the worker is gone")
+    assert drive.last_report()["state"] == records.STOPPED
 
 
 @pytest.fixture
