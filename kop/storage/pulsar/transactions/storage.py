@@ -365,7 +365,8 @@ class PulsarTransactions:
         """Return the transaction, or another one in its place, so that an anchor is open until its end is beyond doubt
         (`anchors.py`); the transaction as it is if Pulsar refuses one of the others: better unguarded than none.
         """
-        seconds = 2 * timeout_ms / 1000 + DOUBT_SECONDS  # a Kafka transaction may begin that late in it
+        # A Kafka transaction may be begun in this one until its time limit is over, and then has as much time again.
+        seconds = 2 * timeout_ms / 1000 + DOUBT_SECONDS
         if self._anchors.guard(txn, self._context.loop.time() + seconds):
             return txn
         try:
