@@ -10,7 +10,7 @@ that has done nothing yet proves nothing. In the end each record has to be there
 order, and Ctrl-C has to end the mesh within 5 s and leave no transaction open.
 
 With the trigger `once` the mesh runs with `--once`, and is started again each time that it has done all there was.
-Spark notes no batches then.
+Spark notes no batches then, and if the mesh is done at the end there is no Ctrl-C.
 
 `local` is `local[2,8]`, `standalone` a master with two workers of PySpark's own jars, each with an executor. In ten
 kills the checkpoints are deleted once while the mesh runs. With `--server kafka` an Apache Kafka is in the gateway's

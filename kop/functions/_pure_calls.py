@@ -25,9 +25,9 @@ def call_each(
     is noted in `calling` before (kop.functions.watch). Raises the first error of a call or of `encode`; then both
     iterators go on behind that message. A call that raises StopIteration has failed, too.
 
-    The bytes that `encode` makes of a result are added to `values`; `is_text`: it makes UTF-8 of text, and refuses all
-    else. If there is no result, or `encode` is None, the offset is added to `silent`. OutputError for a result with
-    more bytes than a record may have.
+    The bytes that `encode` makes of a result are added to `values`. `is_text`: True if it makes UTF-8 of text, and
+    refuses all else. If there is no result, or `encode` is None, the offset is added to `silent`. Raises OutputError
+    for a result with more bytes than a record may have.
     """
     for offset in offsets:
         calling[OFFSET] = offset

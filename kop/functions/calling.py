@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from kop import clock
@@ -70,6 +71,9 @@ class Calls(CallBase):
         """The messages that wait, by the unit that they belong to; the failed message itself is not among them."""
         self._freed: list[Unit] = []
         """The units of which a message was acknowledged by a call with another one, if others wait in them."""
+        # Only code of Python lets other threads have their turn: compiled code that calls compiled code would not.
+        is_python = isinstance(self._code.plain, FunctionType | MethodType)
+        self._call_each = twin.call_each if is_python else _pure_calls.call_each
         self._open: dict[Place, InputRecord] = {}
         """The messages that are tried again, and with MANUAL those that nobody has acknowledged."""
         self._loop: asyncio.AbstractEventLoop | None = asyncio.new_event_loop() if self._code.is_async else None
@@ -245,7 +249,7 @@ class Calls(CallBase):
         """The offsets of messages without a result."""
         began = clock.monotonic()
         try:
-            twin.call_each(offsets, results, encode, is_text, self._calling, values, silent)
+            self._call_each(offsets, results, encode, is_text, self._calling, values, silent)
         except BaseException as error:  # returned at once: in a local of this frame it would keep the frame
             if ends_instance(error):
                 raise

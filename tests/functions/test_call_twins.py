@@ -53,8 +53,7 @@ class Run:
                 twin.call_each(offsets, results, encode, is_text, calling, self.values, self.silent)
                 break
             except Exception as error:
-                text = "" if isinstance(error, StopIteration) else str(error)
-                self.errors.append((type(error), text, calling[OFFSET]))
+                self.errors.append((type(error), str(error), calling[OFFSET]))
 
     def outcome(self) -> Any:
         """Return all that has come of it."""
@@ -79,10 +78,9 @@ ENCODERS: list[tuple[Callable[[Any], bytes] | None, bool]] = [
 @given(st.lists(VALUES, max_size=12), st.sampled_from(ENCODERS), st.booleans())
 @settings(max_examples=examples(300))
 def test_both_have_the_same_outcome(values: list[Any], encoder: Any, is_shared: bool) -> None:
-    numbers: Any = array("q", [0, NOT_CALLING, -1]) if is_shared else [0, NOT_CALLING, -1]
     outcomes = []
     for twin in TWINS:
-        calling = memoryview(numbers) if is_shared else numbers
+        calling: Any = memoryview(array("q", [0, NOT_CALLING, -1])) if is_shared else [0, NOT_CALLING, -1]
         encode, is_text = encoder
         outcomes.append((Run(twin, values, encode, is_text, calling).outcome(), list(calling)))
     assert all(outcome == outcomes[0] for outcome in outcomes)
@@ -121,6 +119,37 @@ def test_an_encoder_may_give_any_bytes(twin: ModuleType) -> None:
     values: list[Any] = []
     twin.call_each(iter([1]), iter([3]), lambda _: bytearray(b"ab"), False, [0, 0, 0], values, [])
     assert values == [b"ab"]
+
+
+def raise_it(error: BaseException) -> Any:
+    """Raise an error."""
+    raise error
+
+
+@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("kind", [StopIteration, KeyboardInterrupt, SystemExit])
+def test_an_error_comes_as_it_is_with_the_line_that_has_raised_it(twin: ModuleType, kind: type[BaseException]) -> None:
+    results = map(raise_it, [kind("its reason")])
+    with pytest.raises(kind, match="its reason") as caught:
+        twin.call_each(iter([1]), results, TEXT.serialize, True, [0, 0, 0], [], [])
+    assert [entry.name for entry in caught.traceback][-1] == "raise_it"
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_an_error_keeps_no_other_message(twin: ModuleType) -> None:
+    inputs: list[Any] = [Text("a"), Text("b"), Refused()]
+    kept = weakref.ref(inputs[0])
+    results, values = map(a_call, iter(inputs)), list[bytes]()
+    inputs_left: list[Any] = inputs
+    gc.disable()
+    try:
+        with pytest.raises(Refused):
+            twin.call_each(iter(range(3)), results, TEXT.serialize, True, [0, 0, 0], values, [])
+        inputs_left.clear()
+        assert kept() is None
+        assert values == [b"a", b"b"]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("twin", TWINS)

@@ -17,9 +17,17 @@ class ContextOfTest:
     """Notes what is asked of a SparkContext."""
 
     def __init__(self) -> None:
+        self.is_gone = False
         self.groups: list[tuple[str, str, bool]] = []
         self.cancelled: list[str] = []
         self.on_cancel: Callable[[], None] = lambda: None
+
+    @property
+    def defaultParallelism(self) -> int:
+        """The number of cores, for which the JVM is asked."""
+        if self.is_gone:
+            raise ConnectionRefusedError("there is no JVM")
+        return 2
 
     def setJobGroup(self, group: str, description: str, interruptOnCancel: bool) -> None:
         """Note the group of the jobs of this thread."""
@@ -36,6 +44,7 @@ class PlannerOfTest:
 
     def __init__(self) -> None:
         self.left = 0
+        self.on_shares: Callable[[], None] = lambda: None
         self.waited: set[int] = set()
         self.is_closed = False
 
@@ -46,6 +55,7 @@ class PlannerOfTest:
 
     def shares(self) -> list[Share]:
         """Take a batch."""
+        self.on_shares()
         self.left -= 1
         return [Share(self.left, (("in", 0),), {("in", 0): 5})]
 
@@ -60,7 +70,8 @@ class Drained:
     def __init__(self) -> None:
         self.context = ContextOfTest()
         self.planner = PlannerOfTest()
-        self.may_plan = True
+        self.may_begin = True
+        self.asked = 0
         self.batches: list[int] = []
         self.work: Callable[[], None] = lambda: None
         self._made: list[DrainQuery] = []
@@ -68,12 +79,19 @@ class Drained:
     def begin(self, new_planner: Callable[[], Any] | None = None) -> DrainQuery:
         """Begin the query."""
         planner = new_planner or (lambda: self.planner)
-        self._made.append(DrainQuery(self.context, "tenant/mesh/part", planner, self._run, lambda: self.may_plan))
+        self._made.append(DrainQuery(self.context, "tenant/mesh/part", planner, self._job_of, self._may_begin))
         return self._made[-1]
 
-    def _run(self, shares: Sequence[Share]) -> None:
-        self.batches.append(shares[0].number)
-        self.work()
+    def _may_begin(self) -> bool:
+        self.asked += 1
+        return self.may_begin
+
+    def _job_of(self, shares: Sequence[Share]) -> Callable[[], None]:
+        def job() -> None:
+            self.batches.append(shares[0].number)
+            self.work()
+
+        return job
 
     def end(self) -> None:
         """Stop what was begun."""
@@ -105,9 +123,9 @@ def test_one_batch_follows_another_until_a_stop(drained: Drained) -> None:
 
 
 def test_no_batch_is_planned_while_none_may_be(drained: Drained) -> None:
-    drained.planner.left, drained.may_plan = 1, False
+    drained.planner.left, drained.may_begin = 1, False
     query = drained.begin()
-    wait_until(lambda: drained.context.groups, "the thread")
+    wait_until(lambda: drained.asked > 2, "some looks")
     query.stop()
     assert not drained.planner.waited
     assert not drained.batches
@@ -150,7 +168,7 @@ def test_a_stop_breaks_off_the_batch_that_runs_and_begins_no_other(drained: Drai
     wait_until(lambda: drained.batches, "the batch")
     assert query.status["message"] == IN_BATCH
     query.stop()
-    assert drained.context.cancelled == ["tenant/mesh/part"]
+    assert {*drained.context.cancelled} == {"tenant/mesh/part"}
     assert not query.isActive
     assert len(drained.batches) == 1
 
@@ -161,3 +179,83 @@ def test_a_stop_between_batches_breaks_nothing_off(drained: Drained) -> None:
     query.stop()
     query.stop()
     assert not drained.context.cancelled
+
+
+def test_a_job_that_is_on_its_way_to_spark_is_broken_off_once_it_is_there(drained: Drained) -> None:
+    cancelled = threading.Event()
+
+    def on_cancel() -> None:
+        if len(drained.context.cancelled) > 2:
+            cancelled.set()
+
+    def work() -> None:
+        cancelled.wait(10.0)
+
+    drained.context.on_cancel = on_cancel
+    drained.planner.left, drained.work = 1, work
+    query = drained.begin()
+    wait_until(lambda: drained.batches, "the batch")
+    query.stop()
+    assert not query.isActive
+
+
+@pytest.mark.parametrize("what", ["stop", "end"])
+def test_a_batch_that_is_planned_while_no_further_one_may_begin_is_left(drained: Drained, what: str) -> None:
+    planning, go_on = threading.Event(), threading.Event()
+
+    def on_shares() -> None:
+        planning.set()
+        go_on.wait(10.0)
+
+    drained.planner.left, drained.planner.on_shares = 1, on_shares
+    query = drained.begin()
+    assert planning.wait(10.0)
+    if what == "stop":
+        query.stop()
+        assert query.isActive, "nobody waits for a server that is away"
+    else:
+        drained.may_begin = False
+    go_on.set()
+    wait_until(lambda: drained.planner.left == 0, "the plan")
+    query.stop()
+    assert not drained.batches
+    assert not drained.context.cancelled
+
+
+def test_a_failure_for_want_of_spark_is_no_failure_of_a_batch(drained: Drained) -> None:
+    def fail() -> None:
+        drained.context.is_gone = True
+        raise ConnectionResetError("the JVM has ended")
+
+    drained.planner.left, drained.work = 1, fail
+    query = drained.begin()
+    wait_until(lambda: query.exception() is not None, "the failure")
+
+    def is_told() -> bool:
+        try:
+            return not query.isActive
+        except ConnectionRefusedError:
+            return True
+
+    wait_until(is_told, "the end of the thread")
+    with pytest.raises(ConnectionRefusedError, match="there is no JVM"):
+        _ = query.isActive
+
+
+def test_threads_that_are_not_pinned_have_no_group_of_jobs(drained: Drained, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_PIN_THREAD", "false")
+    go_on = threading.Event()
+
+    def work() -> None:
+        go_on.wait(10.0)
+
+    drained.planner.left, drained.work = 1, work
+    query = drained.begin()
+    wait_until(lambda: drained.batches, "the batch")
+    stopper = threading.Thread(target=query.stop)
+    stopper.start()
+    go_on.set()
+    stopper.join(10.0)
+    assert not query.isActive
+    assert not drained.context.groups
+    assert not drained.context.cancelled, "it could be that of another one"

@@ -15,8 +15,7 @@ import pytest
 from spark.pyspark_names import pyspark_names
 from support.waiting import wait_until
 
-from kop.client.batches import build
-from kop.client.errors import UnreachableError
+from kop.client.errors import ClientError, UnreachableError
 from kop.client.keyed_topic import KeyedTopic
 from kop.client.write_client import WriteClient
 from kop.functions.definitions import MeshDefinition
@@ -32,6 +31,8 @@ from kop.spark.mesh.share import Share
 from kop.testing import Broker
 
 with pyspark_names():
+    from pyspark.errors import AnalysisException
+
     from kop.spark.listener import ProgressListener
     from kop.spark.mesh import driver
     from kop.spark.mesh.driver import DEATHS, MeshDriver
@@ -83,7 +84,9 @@ class SparkOfTest:
 
     def __init__(self) -> None:
         self.conf = {"spark.master": "local[8,4]"}
-        self.sparkContext = SimpleNamespace(defaultParallelism=8, setJobGroup=lambda *_: None)
+        self.sparkContext = SimpleNamespace(
+            defaultParallelism=8, setJobGroup=lambda *_: None, cancelJobGroup=lambda _: None
+        )
         self.dataSource = SimpleNamespace(register=lambda _: None)
         self.folders: list[str] = []
         """The checkpoints of the queries of components that were started."""
@@ -278,10 +281,7 @@ functions:
 def test_a_mesh_that_drains_once_has_jobs_and_ends(drives: Any) -> None:
     drive = drives("drained", ONE, once=True)
     place = "drained-in", 0
-    with closing(WriteClient(drive.settings, 20.0)) as writer:
-        producer = writer.init_producer(None, -1)
-        ((batch, _),) = build([(None, b"1", (), None), (None, b"2", (), None)], producer, 0, now=0)
-        writer.produce(producer, {place: batch})
+    drive.broker.produce("drained-in", ["1", "2"])
     ends: list[int] = []
 
     def job() -> None:
@@ -300,6 +300,22 @@ def test_a_mesh_that_drains_once_has_jobs_and_ends(drives: Any) -> None:
     assert not drive.spark.queries, "nothing is a stream"
     assert drive.has_said("drained-a has failed, and starts again in 1 s: IOException: the worker is gone")
     assert drive.last_report()["state"] == records.STOPPED
+
+
+def test_a_mesh_that_drains_once_ends_if_spark_cannot_read_its_source(drives: Any) -> None:
+    drive = drives("unread", ONE, once=True)
+    drive.broker.produce("unread-in", ["1"])
+
+    def job() -> None:
+        raise AnalysisException("kop-mesh cannot be had")
+
+    drive.spark.job = job
+    drive.thread.start()
+    wait_until(lambda: not drive.thread.is_alive(), "the end of the mesh", 30.0)
+    (failure,) = drive.failures
+    assert isinstance(failure, ClientError)
+    assert "kop-mesh cannot be had" in str(failure)
+    drive.failures.clear()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from kop.client.errors import ClientError
 from kop.mesh.spec import QueryPart, SinkPart, SourcePart, View
-from kop.spark.mesh.error_texts import told
+from kop.spark.mesh.error_texts import told, told_of
 from kop.spark.mesh.part_options import PartOptions
 from kop.spark.mesh.part_rows import from_rows, to_rows
 
@@ -133,3 +133,10 @@ def test_errors_without_a_task_are_told_by_their_first_line() -> None:
     assert told(f"kop.spark.mesh.link.NotPlannedError: {gone}") == f"NotPlannedError: {gone}"
     assert told("kop.spark.mesh.link.NotPlannedError: UnreachableError: no server") == "UnreachableError: no server"
     assert told("...\nPython worker exited unexpectedly (crashed)") == "its Python worker has ended"
+
+
+def test_an_error_that_is_not_spark_s_is_told_with_its_type() -> None:
+    of_spark = type("Py4JJavaError", (Exception,), {"__module__": "py4j.protocol"})
+    assert told_of(of_spark("An error occurred.\n: java.io.IOException: no disk")) == "IOException: no disk"
+    assert told_of(TimeoutError()) == "TimeoutError:"
+    assert told_of(KeyError("x")) == "KeyError: 'x'"

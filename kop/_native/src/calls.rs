@@ -5,7 +5,6 @@
 use std::cell::Cell;
 
 use pyo3::buffer::PyBuffer;
-use pyo3::exceptions::PyStopIteration;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyIterator, PyList, PyString};
 
@@ -18,9 +17,10 @@ enum Place<'a, 'py> {
     Sequence(&'a Bound<'py, PyAny>),
 }
 
-/// The bytes of results.
+/// What makes the bytes of results.
 pub struct Encoder<'a, 'py> {
     pub encode: &'a Bound<'py, PyAny>,
+    /// True if `encode` makes UTF-8 of text, and refuses all else.
     pub is_text: bool,
 }
 
@@ -35,16 +35,18 @@ impl<'py> Encoder<'_, 'py> {
     }
 }
 
-/// Take a result for each offset, and note it in `values`, or the offset in `silent` if there is none.
+/// Take a result for each offset, and note it in `values`, or the offset in `silent` if there is none. After an error
+/// both iterators go on behind its message.
 pub fn call_each<'py>(
     mut offsets: Bound<'py, PyIterator>,
-    mut results: Bound<'py, PyIterator>,
+    results: &Bound<'py, PyIterator>,
     encoder: Option<&Encoder<'_, 'py>>,
     calling: &Bound<'py, PyAny>,
     values: &Bound<'py, PyList>,
     silent: &Bound<'py, PyList>,
 ) -> PyResult<()> {
     let py = offsets.py();
+    let next = results.getattr("__next__")?; // unlike PyIter_Next it leaves a StopIteration of the call as it is
     let sizes = py.import("kop.functions.output_sizes")?;
     let most: usize = sizes.getattr("RECORD_BYTES")?.extract()?;
     let numbers = PyBuffer::<i64>::get(calling).ok();
@@ -56,8 +58,7 @@ pub fn call_each<'py>(
             Place::Memory(cell) => cell.set(offset.extract()?),
             Place::Sequence(numbers) => numbers.set_item(OFFSET, &offset)?,
         }
-        // There are as many messages: if there is no result, the call has raised StopIteration.
-        let result = results.next().unwrap_or_else(|| Err(PyStopIteration::new_err(())))?;
+        let result = next.call0()?;
         let Some(encoder) = encoder.filter(|_| !result.is_none()) else {
             silent.append(offset)?;
             continue;

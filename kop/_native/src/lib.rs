@@ -2,7 +2,8 @@
 //! messages; compared byte for byte by tests/records/test_transcode_twins.py) and `kop.pulsar_client._pure` (Pulsar's
 //! frames; tests/pulsar_client/test_frame_twins.py); `kop.wire.frame` and `kop.handlers.produce_request` (requests;
 //! tests/handlers/test_produce_twins.py); `kop.records._pure_arrow` (records <-> Arrow's buffers;
-//! tests/records/test_arrow_twins.py); `kop.functions._pure_calls` (tests/functions/test_call_twins.py). `direct/` is the twin of no single module: it carries a Produce through the steps
+//! tests/records/test_arrow_twins.py); `kop.functions._pure_calls` (calls of functions;
+//! tests/functions/test_call_twins.py). `direct/` is the twin of no single module: it carries a Produce through the steps
 //! of several, hands whatever is unusual over to them, and is compared with them by
 //! tests/storage/test_direct_batches.py and tests/handlers/test_produce_twins.py.
 //!
@@ -628,6 +629,6 @@ mod _native {
         silent: &Bound<'py, PyList>,
     ) -> PyResult<()> {
         let encoder = encode.map(|encode| crate::calls::Encoder { encode, is_text });
-        crate::calls::call_each(offsets.clone(), results.clone(), encoder.as_ref(), calling, values, silent)
+        crate::calls::call_each(offsets.clone(), results, encoder.as_ref(), calling, values, silent)
     }
 }

@@ -1,4 +1,4 @@
-"""The driver of a mesh: a streaming query for each component, started, looked after, and stopped.
+"""The driver of a mesh: a query for each component, source and sink, started, looked after, and stopped.
 
 Owns: topics and start offsets before the first batch, how many tasks each query may have, restarts of queries that
 failed, the order of an end, what becomes of changes of the definition, what is reported each second.
@@ -41,7 +41,7 @@ from kop.spark.mesh.cutting import components_of, topics_of
 from kop.spark.mesh.drain_query import IN_BATCH, DrainQuery
 from kop.spark.mesh.driver_election import SESSION_SECONDS, DriverElection
 from kop.spark.mesh.edge_rates import EdgeRates, ReadingPart, edge_rate
-from kop.spark.mesh.error_texts import told
+from kop.spark.mesh.error_texts import told_of
 from kop.spark.mesh.execution_order import phases
 from kop.spark.mesh.followed_mesh import DefinedMesh, FollowedMesh
 from kop.spark.mesh.link import Hub, TaskLine
@@ -86,7 +86,9 @@ NO_REVISION: Final = -1
 
 @dataclass
 class _Query:
-    """The query of a component, a source, a query of the file, or a sink."""
+    """The query of a component, a source, a query of the file, or a sink. That of a component is a DrainQuery with
+    `once`; all others are streaming queries of Spark.
+    """
 
     name: str
     kind: str
@@ -133,7 +135,7 @@ class _Query:
 
     def remove_checkpoint(self) -> None:
         """Remove the folder of the checkpoint, unless that has to outlive the query."""
-        if not self.folder:
+        if self.checkpoint and not self.folder:
             shutil.rmtree(self.checkpoint, ignore_errors=True)
 
     @property
@@ -384,15 +386,16 @@ class MeshDriver:
             {topic: self._cut_by[topic] for topic in component.inputs if topic in self._cut_by},
         )
 
-        def batch(shares: Sequence[Share]) -> None:
+        def job_of(shares: Sequence[Share]) -> Callable[[], None]:
             rows = self._spark.read.format(NAME).option(WORK, encode(self._with_suspects(work), shares)).load()
-            rows.write.format("noop").mode("overwrite").save()
+            save: Callable[[], None] = rows.write.format("noop").mode("overwrite").save
+            return save
 
         def begin(checkpoint: str, name: str) -> Any:
             self._hub.allow(component.name)
             if self._once:
-                context, may_plan = self._spark.sparkContext, lambda: not self._hub.is_ending(component.name)
-                return DrainQuery(context, name, lambda: Planner(work), batch, may_plan)
+                context, may_begin = self._spark.sparkContext, lambda: not self._hub.is_ending(component.name)
+                return DrainQuery(context, name, lambda: Planner(work), job_of, may_begin)
             rows = self._spark.readStream.format(NAME).option(WORK, encode(self._with_suspects(work))).load()
             return rows.writeStream.format("noop").queryName(name).option("checkpointLocation", checkpoint).start()
 
@@ -406,7 +409,9 @@ class MeshDriver:
         return any(step.spec.name in self._stopped for step in component.steps)
 
     def _with_suspects(self, work: Work) -> Work:
-        suspects = {place: offset for place, offset in self._suspects.items() if place[0] in work.component.inputs}
+        suspects = {
+            place: offset for place, offset in list(self._suspects.items()) if place[0] in work.component.inputs
+        }
         return replace(work, suspects=suspects)
 
     def _of_part(self, part: Part) -> _Query:
@@ -532,13 +537,14 @@ class MeshDriver:
         that cannot be started is marked as failed, to be started again later; with `once`, ClientError if another
         attempt would fail as well.
         """
-        query.checkpoint = query.folder or tempfile.mkdtemp(prefix="kop-mesh-")
+        is_stream = query.part is not None or not self._once
+        query.checkpoint = query.folder or (tempfile.mkdtemp(prefix="kop-mesh-") if is_stream else "")
         query.starts += 1
         mark = f" {query.starts}" if query.component is not None else ""
         try:
             query.query = query.begin(query.checkpoint, f"{self._mesh.full_name}/{query.name}{mark}")
         except Exception as error:
-            reason = str(error) if isinstance(error, ClientError) else told(str(error))
+            reason = str(error) if isinstance(error, ClientError) else told_of(error)
             if self._once and isinstance(error, ClientError | AnalysisException):
                 raise ClientError(reason) from None  # another attempt would end as this one, and the others wait for it
             self._failed(query, reason, clock.monotonic())
@@ -732,7 +738,7 @@ class MeshDriver:
     def _look_at(self, query: _Query, now: float) -> None:
         """Start a query that is not running, once its delay is over. If it has ended, mark it as failed, to be started
         again later, unless it has ended well with `once`. If it has run for 180 s, forget its failures. A stopped one
-        is left.
+        is left. With `once`, ClientError if Spark cannot read the query's source: another attempt would fail as well.
         """
         if query.is_stopped:
             return
@@ -745,7 +751,10 @@ class MeshDriver:
         if query.query.isActive or (self._once and query.is_done):
             return
         error = query.query.exception()
-        self._failed(query, told(str(error)) if error is not None else "its query has ended", now)
+        reason = "its query has ended" if error is None else told_of(error)
+        if self._once and isinstance(error, AnalysisException):
+            raise ClientError(reason)
+        self._failed(query, reason, now)
 
     def _failed(self, query: _Query, reason: str, now: float) -> None:
         query.reason = reason

@@ -1,7 +1,7 @@
 """What the error of a query says.
 
 Owns: which of the many lines of Spark's errors is told.
-Must not know: pyspark, what queries do.
+Must not know: what queries do; it does not import pyspark.
 """
 
 from __future__ import annotations
@@ -12,6 +12,14 @@ from typing import Final
 _ERROR: Final = re.compile(
     r"^(?:: |Caused by: )?(?:[\w.]+\.)?(?:NotPlannedError: )?(\w*(?:Error|Exception|Exit)): (.+)", re.MULTILINE
 )
+
+
+def told_of(error: BaseException) -> str:
+    """Return the reason that an error gives: what `told` makes of its text if the error is one of Spark's, which names
+    others, else its type and its text.
+    """
+    is_of_spark = type(error).__module__.partition(".")[0] in {"pyspark", "py4j"}
+    return told(str(error) if is_of_spark else f"{type(error).__name__}: {error}")
 
 
 def told(text: str) -> str:

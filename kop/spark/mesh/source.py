@@ -6,8 +6,8 @@ Must not know: how tasks work, how batches are planned, what a mesh is.
 An offset of Spark is the number of a batch and says nothing about records: where each partition is read on is what the
 groups of the functions have committed, and nothing else.
 
-As a stream, Spark starts a Python process for each query, which only plans: it asks the driver, so it needs no client
-of the server, whose import takes a quarter of a second. As a batch, the driver has planned before it asks Spark.
+For a stream, Spark starts a Python process for each query, which only plans: it asks the driver, so it needs no client
+of the server, whose import takes a quarter of a second. For a batch, the driver has planned before.
 """
 
 from __future__ import annotations

@@ -70,7 +70,8 @@ def run_task(work: Work, share: Share) -> list[dict[str, Any]]:
     counts of each function once the batch ends. NoDriverError if the driver does not let the task begin; else raises
     the first error of the task.
     """
-    keep_large_buffers()
+    if all(step.spec.ram is None for step in work.component.steps):
+        keep_large_buffers()
     with collected_seldom():
         task = _WholeTask(work, share) if work.component.is_whole else _Task(work, share)
         return task.run()
