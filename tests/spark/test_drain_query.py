@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.waiting import wait_until
 
+from kop.client.errors import ClientError
 from kop.spark.mesh.drain_query import IN_BATCH, DrainQuery
 from kop.spark.mesh.share import Share
 
@@ -234,11 +235,11 @@ def test_a_failure_for_want_of_spark_is_no_failure_of_a_batch(drained: Drained) 
     def is_told() -> bool:
         try:
             return not query.isActive
-        except ConnectionRefusedError:
+        except ClientError:
             return True
 
     wait_until(is_told, "the end of the thread")
-    with pytest.raises(ConnectionRefusedError, match="there is no JVM"):
+    with pytest.raises(ClientError, match="Spark has ended.*there is no JVM"):
         _ = query.isActive
 
 

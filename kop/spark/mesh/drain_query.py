@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from kop import clock
+from kop.client.errors import ClientError
 from kop.errors import without_frames
 from kop.spark.mesh.share import Share
 
@@ -93,11 +94,15 @@ class DrainQuery:
 
     @property
     def isActive(self) -> bool:
-        """True if the thread of batches still runs. If it has failed, and Spark itself is gone, the error of PySpark is
-        raised: no other attempt would be of use.
+        """True if the thread of batches still runs. If it has failed, and Spark itself is gone, ClientError is raised: no
+        other attempt would be of use.
         """
         if not self._thread.is_alive() and self._failure is not None:
-            self._context.defaultParallelism  # noqa: B018 - asks the JVM
+            try:
+                self._context.defaultParallelism  # noqa: B018 - asks the JVM
+            except Exception as error:
+                told = f"run the mesh again: Spark has ended, and what it printed last may say why ({error!r})"
+                raise ClientError(told) from None
         return self._thread.is_alive()
 
     @property
