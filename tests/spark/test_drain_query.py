@@ -239,7 +239,7 @@ def test_a_failure_for_want_of_spark_is_no_failure_of_a_batch(drained: Drained) 
             return True
 
     wait_until(is_told, "the end of the thread")
-    with pytest.raises(ClientError, match="Spark has ended.*there is no JVM"):
+    with pytest.raises(ClientError, match=r"Spark has ended.*there is no JVM"):
         _ = query.isActive
 
 

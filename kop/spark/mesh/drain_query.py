@@ -94,8 +94,8 @@ class DrainQuery:
 
     @property
     def isActive(self) -> bool:
-        """True if the thread of batches still runs. If it has failed, and Spark itself is gone, ClientError is raised: no
-        other attempt would be of use.
+        """True if the thread of batches still runs. ClientError if it has failed, and Spark itself is gone: no further
+        attempt would be of use.
         """
         if not self._thread.is_alive() and self._failure is not None:
             try:
