@@ -44,7 +44,7 @@ test: $(VENV)/.test ## lint, types and the tests that need nothing else: five mi
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@echo $(BIN)/mypy; $(BIN)/python -m pytest -q --collect-only $(QUICK) >/dev/null 2>&1 & $(BIN)/mypy; status=$$?; wait; exit $$status
-	$(TWICE) -n 4 $(QUICK) $(ARGS)
+	$(TWICE) -n 5 --dist worksteal $(QUICK) $(ARGS)
 
 schemas: $(VENV)/.test ## build the compiled reader of Avro for typed columns of PySpark (cargo)
 	$(BIN)/python -m pip install --quiet ./kop/schemas/_native

@@ -8,12 +8,18 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support.examples import ALL_EXAMPLES
 
 from kop import background
 from kop.repeats import Repeats
 
 # On a slow machine examples take as long as they take.
-settings.register_profile("kop", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "kop",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=100 if ALL_EXAMPLES else 60,
+)
 settings.load_profile("kop")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

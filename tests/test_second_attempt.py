@@ -44,4 +44,5 @@ def test_few_failures_have_a_second_attempt(text: str, status: int, runs: int, t
 
 
 def test_a_second_attempt_is_alone() -> None:
-    assert second_attempt.without_workers(["-n", "3", "-m", "not slow", "-n", "2"]) == ["-m", "not slow"]
+    arguments = ["-n", "3", "--dist", "worksteal", "-m", "not slow", "-n", "2"]
+    assert second_attempt.without_workers(arguments) == ["-m", "not slow"]

@@ -7,6 +7,7 @@ Owns: the fork and how the two sides talk: `Preloaded` is the side of the test, 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -74,6 +75,8 @@ def serve(control: socket.socket) -> None:
         if module.name not in {"kop.cli.serve", "kop.cli.spark"}:
             importlib.import_module(module.name)
     importlib.import_module("kafka")
+    gc.collect()
+    gc.freeze()  # a collection in a fork would copy the memory of all modules
     while request := socket.recv_fds(control, 1 << 20, 3):
         command, files, _, _ = request
         if not command:

@@ -186,10 +186,10 @@ def read_whole(payload: memoryview) -> None:
                 (produce if header.api_key == 0 else fetch).parse(body, header.api_version)
 
 
-def seconds(payload: bytes) -> float:
-    """The least of five readings' CPU time."""
+def seconds(payload: bytes, count: int = 5) -> float:
+    """The least CPU time of so many readings."""
     readings = []
-    for _ in range(5):
+    for _ in range(count):
         started = time.thread_time()
         header = parse_header(memoryview(payload))
         codec.decode(REQUESTS[header.api_key], header.api_version, memoryview(payload)[header.body :])
@@ -200,7 +200,8 @@ def seconds(payload: bytes) -> float:
 def test_unknown_tags_take_linear_time() -> None:
     small, large = quadratic_fetch(2000)[4:], quadratic_fetch(30_000)[4:]
     assert len(large) > 1_000_000
-    assert seconds(large) < 3
-    assert seconds(large) < 6 * len(large) / len(small) * max(seconds(small), 0.0005)
+    took = seconds(large)
+    assert took < 3
+    assert took < 6 * len(large) / len(small) * max(seconds(small), 0.0005)
     for name in ("unknown_tags_1mb", "one_tag_of_1mb", "tags_in_header_1mb"):
-        assert seconds(corpus()[name][4:]) < 3
+        assert seconds(corpus()[name][4:], 1) < 3

@@ -286,10 +286,18 @@ def test_storage_is_not_asked_for_names_that_it_cannot_have() -> None:
     ("name", "kind"),
     [
         ("Metadata", "empty"),
-        *((name, "unknown") for name in ("Metadata", "OffsetFetch", "AddPartitionsToTxn")),
+        ("Metadata", "unknown"),
         *(
             pytest.param(name, "unknown", marks=pytest.mark.slow)
-            for name in ("OffsetCommit", "DescribeGroups", "ListOffsets", "TxnOffsetCommit", "DescribeTransactions")
+            for name in (
+                "OffsetFetch",
+                "AddPartitionsToTxn",
+                "OffsetCommit",
+                "DescribeGroups",
+                "ListOffsets",
+                "TxnOffsetCommit",
+                "DescribeTransactions",
+            )
         ),
     ],
 )

@@ -26,11 +26,12 @@ def failed(cache: Path) -> list[str]:
 
 
 def without_workers(arguments: list[str]) -> list[str]:
-    """Return the arguments without `-n NUMBER`: the second attempt is alone."""
+    """Return the arguments without `-n NUMBER` and `--dist HOW`: the second attempt is alone."""
     kept = list(arguments)
-    while "-n" in kept:
-        place = kept.index("-n")
-        del kept[place : place + 2]
+    for option in ("-n", "--dist"):
+        while option in kept:
+            place = kept.index(option)
+            del kept[place : place + 2]
     return kept
 
 

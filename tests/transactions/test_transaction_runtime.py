@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from support.examples import ALL_EXAMPLES
 from support.faulty_engine import FaultyLog, FaultyStore
 from support.waiting import until
 
@@ -854,11 +855,11 @@ async def test_nothing_passes_while_storage_confirms_a_transaction(monkeypatch: 
         assert not w.coordinator.aborted
 
 
-async def test_10000_open_transactions() -> None:
+async def test_thousands_of_open_transactions() -> None:
     """They are listed, go on after a restart, and are aborted when they are too old."""
     async with world() as w:
         assert not (await w.init()).error  # there is a topic
-        names = [f"tx-{number}" for number in range(10_000)]
+        names = [f"tx-{number}" for number in range(10_000 if ALL_EXAMPLES else 2_500)]
         producers = await asyncio.gather(*(w.init(name) for name in names))
         added = (w.add(who, ORDERS, name=name) for who, name in zip(producers, names, strict=True))
         assert set(await asyncio.gather(*added)) == {E.NONE}
